@@ -41,6 +41,8 @@ def test_a_table_shows_the_papers_numbers_and_ours(tmp_path: Path, drawn):
     dots = [line.get_xydata().tolist()[0] for line in own.lines if line.get_marker() == "o"]
     assert dots == [[50, 0], [60, 1], [55, 3]]
     assert [text.get_text() for text in own.texts] == ["NaN"]
+    assert own.get_xlabel() == "top-1 %, ours"  # one seed has neither bars nor strokes
+    assert paper.get_yticklabels()[0].get_text() == "one (here v)"
 
 
 def usage_of(importance: np.ndarray) -> ExpertUsage:
@@ -52,6 +54,14 @@ def usage_of(importance: np.ndarray) -> ExpertUsage:
         (0, 1), "kind", ("one",), sent=none, pairs=none, importance=importance, drop_rate=none,
         router_entropy=none, together=none, selected_together=together,
     )  # fmt: skip
+
+
+def labels(axis, side: str) -> set[str]:
+    """Returns the labels of the ticks that lie within the axis."""
+    of = getattr(axis, f"{side}axis")
+    low, high = of.get_view_interval()
+    ticks = zip(of.get_ticklocs(), of.get_ticklabels(), strict=True)
+    return {label.get_text() for at, label in ticks if low <= at <= high}
 
 
 EVEN = usage_of(np.full((2, 4), 0.25))
@@ -75,7 +85,7 @@ def test_the_bands_over_seeds_are_whole_and_the_models_are_named(tmp_path: Path,
     assert texts == ["ViT-B (here vit_s)", "WideNet-B (here widenet_s)"]
 
 
-def test_shares_in_numbers(tmp_path: Path):
+def test_shares_in_numbers(tmp_path: Path, drawn):
     experiment, found = figure("sigma_fig3"), {"sigma-MoE": EVEN, "softmax": COLLAPSED}
     text = figures.markdown(experiment, SMOKE, found)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
@@ -83,7 +93,10 @@ def test_shares_in_numbers(tmp_path: Path):
     assert ["softmax", "25.0%; 0 of 4", "86.0%; 1 of 4"] in rows
     assert "- Switch, K = 1, G = 512: not run." in text
     figures.draw(experiment, SMOKE, found, tmp_path / "shares.png")
-    assert np.ptp(cv2.imread(str(tmp_path / "shares.png"))) > 100
+    first, last = drawn[0].axes
+    assert [*last.lines[1].get_ydata()] == pytest.approx([86, 6, 6, 2])
+    assert 1 < first.get_ylim()[0] < 2 and first.get_ylim()[1] < 110  # the curves fill the axis
+    assert labels(first, "y") == {"2", "5", "10", "20", "50", "100"}
     # Two thirds of expert 0's tokens go to 2 as well, and all tokens of 1 go to 0.
     assert figures.cells(EVEN, "together") == ["1 with 0: 100%", "1 with 0: 100%"]
 

@@ -8,7 +8,15 @@ from widenet_jax.ops.sweep.trials import Outcome, Status, Trial
 from widenet_jax.papers.experiments import EXPERIMENTS, TOP_1, chosen
 from widenet_jax.papers.runs import Measured, mean_of
 from widenet_jax.papers.scales import SCALES, run_of
-from widenet_jax.papers.tables import compared, markdown, paper_sign, rows_of, sign_of, verdict
+from widenet_jax.papers.tables import (
+    INTERVALS,
+    compared,
+    markdown,
+    paper_sign,
+    rows_of,
+    sign_of,
+    verdict,
+)
 
 SMALL = SCALES["small"]
 TRIAL = Trial("t", "configs/cifar10.py", {})
@@ -23,7 +31,8 @@ def measured(*accuracies: float | str) -> Measured:
         elif math.isnan(a):
             outcomes.append(Outcome(TRIAL, Status.DIVERGED))
         else:
-            result = {"test_accuracy": a / 100, "params": 1234}
+            result = {"test_accuracy": a / 100, "params": 1234, "unit": "images"}
+            result["test_images"] = 263
             outcomes.append(Outcome(TRIAL, Status.DONE, result=result))
     return Measured(tuple(outcomes))
 
@@ -71,8 +80,8 @@ def test_a_table_compares_within_a_size_and_a_figure_neighbours():
     assert len(compared(EXPERIMENTS["table3"], rows)) == 18
     figure = rows_with(EXPERIMENTS["fig3"], *[measured(50.0)] * 4)  # the last row equals the third
     pairs = compared(EXPERIMENTS["fig3"], figure)
-    labels = [(one["label"][:6], other["label"][:6]) for one, other in pairs]
-    assert labels == [("G = 12", "G = 6 "), ("G = 6 ", "G = 3 ")]
+    labels = [(one["label"][-9:], other["label"][-9:]) for one, other in pairs]
+    assert labels == [("ery block", "2nd block"), ("2nd block", "4th block")]
     assert [paper_sign(EXPERIMENTS["fig3"], *pair) for pair in pairs] == [1, 1]
     table = EXPERIMENTS["table3"]
     expected = [paper_sign(table, *pair) for pair in compared(table, rows)]
@@ -86,15 +95,17 @@ def test_a_table_with_everything_that_can_happen():
         EXPERIMENTS["table3"].of_sizes(["b"]),
         measured(50.0, 52.0),
         measured(53.0, 55.0),
-        measured(math.nan, 41.0),
+        measured(math.nan, 100 * 81 / 263),
         measured(Status.FAILED, Status.FAILED),
     )
     text = markdown(EXPERIMENTS["table3"], SMALL, rows)
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     cells = {line[1].removeprefix("&nbsp;&nbsp;"): line[2:] for line in lines if len(line) > 4}
-    ours = ["`widenet_s`", "1,234", "77.5", "51.00 ± 1.41 (2 seeds)"]
+    # Student's t of one degree of freedom: 12.706 standard errors of 1; Wilson: 25.53 to 36.62.
+    ours = ["`widenet_s`", "1,234", "77.5", "51.00 ± 1.41 (2 seeds; 95%: 38.29 to 63.71)"]
     assert cells["WideNet-B"][:4] == ours
-    assert cells["without MoE"][2:4] == ["NaN", "41.00 (1 seed); 1 diverged"]
+    assert cells["without MoE"][2:4] == ["NaN", "30.80 (1 seed; 95%: 25.53 to 36.62); 1 diverged"]
+    assert text.endswith(f"- {INTERVALS}\n")
     assert cells["without sharing"][1:4] == ["", "77.9", "2 failed"]
     # Welch's t of 51 and 54, s = 1.41 each: 3 / 1.41 = 2.12 at 2 degrees of freedom, p = 0.17.
     assert "Pairs of rows that the paper orders: 1; 1 too close to tell." in text
@@ -109,7 +120,7 @@ def test_equal_runs():
     text = markdown(
         experiment, SMALL, rows_with(experiment, *[measured(50.0 - i) for i in range(4)])
     )
-    assert "as G = 3 of 12 blocks" in text
+    assert "as in every 4th block" in text
     assert "Pairs of rows that the paper orders: 2; 2 as in the paper." in text
 
 
@@ -144,7 +155,10 @@ def test_rows_are_compared_with_one_of_them():
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     cells = {line[1]: line[2:] for line in lines if len(line) > 4 and set(line[1]) != {"-"}}
     assert cells[""][2:4] == ["paper, bits a byte", "ours, bits a byte"]
-    assert cells["top-K activation"][2:4] == ["1.07", "2.100 ± 0.010 (3 seeds)"]
+    assert cells["top-K activation"][2:4] == [
+        "1.07",
+        "2.100 ± 0.010 (3 seeds; 95%: 2.075 to 2.125)",
+    ]
     assert {name: line[4] for name, line in cells.items() if line[4]} == {
         "": "against dense",
         "top-K activation": "worse",

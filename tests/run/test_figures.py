@@ -111,6 +111,17 @@ def test_runs_of_one_name_are_one_curve(tmp_path: Path, drawn):
     assert (low, high) == pytest.approx((0.5, 0.8))
 
 
+def test_guessing_far_below_the_curves_is_a_number(tmp_path: Path, drawn):
+    """A line at 0.1 would leave the curve between 0.95 and 0.97 a fortieth of the axis."""
+    run = write_run(tmp_path / "run", [0.95, 0.97])
+    (run / "class_names.json").write_text(json.dumps(list("0123456789")))
+    draw([run], tmp_path / "a.png")
+    left, right = drawn[0].axes
+    assert len(right.lines) == 2 and right.get_ylim()[0] > 0.9
+    assert [text.get_text() for text in right.texts] == ["guessing: 0.1, below"]
+    assert [text.get_text() for text in left.texts] == ["guessing: 2.303, above"]
+
+
 def test_an_extension_is_marked_where_the_rate_rises_again(tmp_path: Path, drawn):
     """Not at the warm-up, and only once."""
     rates = [0.1, 0.2, 0.1, 0.0, 0.0, 0.15, 0.1]

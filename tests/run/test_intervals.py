@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from widenet_jax.run.intervals import bootstrap_balanced, bootstrap_mean, interval_text, wilson
+from widenet_jax.run.intervals import (
+    accuracy_interval,
+    bootstrap_balanced,
+    bootstrap_mean,
+    interval_text,
+    mean_over_seeds,
+    wilson,
+)
 
 
 def test_wilson():
@@ -12,6 +19,15 @@ def test_wilson():
     assert wilson(15 / 148, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
     assert wilson(1.0, 20) == pytest.approx((0.8389, 1.0), abs=5e-5)
     assert interval_text(wilson(355 / 360, 360)) == " (95%: 96.79 to 99.41%)"
+
+
+def test_of_a_result_and_of_the_mean_over_seeds():
+    """Three seeds with s = 1: 4.303 standard errors of 3^-0.5 at two degrees of freedom."""
+    result = {"test_accuracy": 81 / 263, "unit": "images", "test_images": 263}
+    assert accuracy_interval(result) == wilson(81 / 263, 263)
+    assert accuracy_interval({"test_accuracy": 0.5}) is None
+    assert accuracy_interval({"test_mlm_loss": 6.0, "unit": "texts", "test_texts": 9}) is None
+    assert mean_over_seeds([49.0, 50.0, 51.0]) == pytest.approx((47.516, 52.484), abs=1e-3)
 
 
 def test_bootstrap():

@@ -61,10 +61,13 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
             own.errorbar(row["mean"], place, xerr=row["std"], color=PALETTE[5], fmt="o", capsize=3)
         elif row["mean"] is not None:
             own.text(0.02, place, "NaN", transform=own.get_yaxis_transform(), va="center")
-    paper.set_yticks(range(len(rows)), [shown_label(row["label"], row["variant"]) for row in rows])
+    labels = [shown_label(experiment, row["label"], row["variant"]) for row in rows]
+    paper.set_yticks(range(len(rows)), labels)
     paper.set_ylim(len(rows) - 0.5, -0.5)
     paper.set(xlabel=f"{experiment.paper_label or metric}, the paper")
-    own.set(xlabel=f"{metric}, ours\n(bars: one standard deviation; strokes: seeds)")
+    marks = ["bars: one standard deviation"] * any(row["std"] is not None for row in rows)
+    marks += ["strokes: seeds"] * any(len(row["values"]) > 1 for row in rows)
+    own.set(xlabel=f"{metric}, ours" + f"\n({'; '.join(marks)})" * bool(marks))
     if not paper.lines:  # no numbers, so no axis of numbers
         paper.set_xticks([])
     for axis in (paper, own):
@@ -72,9 +75,12 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
     save(figure, out)
 
 
-def shown_label(label: str, variant: str) -> str:
-    """Returns a row's label in a picture: the paper's name, and the model that ran here."""
-    return f"{label} (here {variant})"
+def shown_label(experiment: PaperExperiment, label: str, variant: str) -> str:
+    """Returns a row's label in a picture: the paper's name, and the model that ran here.
+
+    Of language models the title and the label name it already.
+    """
+    return label if experiment.language else f"{label} (here {variant})"
 
 
 def measure(experiment: PaperExperiment, scale: Scale, measured: Measurements) -> dict[str, Any]:
@@ -102,7 +108,7 @@ def draw(experiment: PaperExperiment, scale: Scale, found: Mapping[str, Any], ou
     """Draws what `measure` returned of at least one row."""
     title = experiment.title
     models = {row.label: run_of(scale, experiment, row).model for row in experiment.rows}
-    by_row = {shown_label(label, models[label]): one for label, one in found.items()}
+    by_row = {shown_label(experiment, name, models[name]): one for name, one in found.items()}
     if experiment.statistic in VECTORS:
         draw_norms(by_row, out, title=title)
     elif experiment.statistic == "active":

@@ -10,6 +10,7 @@ from widenet_jax.ops.sweep.runner import Listed, Runner
 from widenet_jax.ops.sweep.trials import MakeCommand, Outcome, Status, Trial
 from widenet_jax.papers.experiments import Metric
 from widenet_jax.papers.scales import Run
+from widenet_jax.run.intervals import Interval, accuracy_interval, mean_over_seeds
 
 Trials = Mapping[Run, Sequence[Trial]]  # of each run, one for each seed
 
@@ -40,6 +41,16 @@ class Measured:
         """The test metric of every seed that ended, as the paper scales it; NaN: diverged."""
         name = f"test_{metric.name}"
         return [metric.scale * outcome.result.get(name, math.nan) for outcome in self.ended]
+
+    def interval(self, metric: Metric) -> Interval | None:
+        """95% interval of the mean of `values`; of a single seed's accuracy, over its examples."""
+        finite = [value for value in self.values(metric) if math.isfinite(value)]
+        if len(finite) > 1:
+            return mean_over_seeds(finite)
+        if not finite or metric.name != "accuracy":
+            return None
+        found = next(filter(None, (accuracy_interval(one.result) for one in self.ended)), None)
+        return found and (metric.scale * found[0], metric.scale * found[1])
 
 
 Measurements = Mapping[Run, Measured]

@@ -5,6 +5,7 @@ doubles a width, so does the scale. `Scale.about` states the differences from th
 """
 
 import functools
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +16,18 @@ from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import VARIANT, Trial, expand, name_of
-from widenet_jax.papers.experiments import EXPERIMENTS, METRICS, PaperExperiment, PaperRow
+from widenet_jax.papers.experiments import (
+    EXPERIMENTS,
+    LANGUAGE_SIZES,
+    METRICS,
+    PaperExperiment,
+    PaperRow,
+)
 
 sizes = configs_module("sizes")
 variants = configs_module("variants")
 # Options that count blocks, groups or features -> the size's field that they are a share of.
+K_OR_G = re.compile(r"\b([KG]) = \d+")  # in labels of feed-forwards
 SHARE_OF = {"depth": "depth", "routing_groups": "depth", "mlp_dim": "mlp_dim"}
 
 
@@ -187,7 +195,7 @@ def runnable(scale: Scale, experiments: Iterable[PaperExperiment]) -> list[Paper
 
 
 def of_scale(scale: Scale, experiment: PaperExperiment) -> PaperExperiment:
-    """Returns the experiment with the rows and the metric that the scale's runs have.
+    """Returns the experiment with the rows, names and metric that the scale's runs have.
 
     Models of bytes are compared by bits a byte, whatever the paper prints.
     """
@@ -196,8 +204,23 @@ def of_scale(scale: Scale, experiment: PaperExperiment) -> PaperExperiment:
     own = scale.language[experiment.language].variant
     if own == experiment.language:
         return experiment
-    rows, label = [row for row in experiment.rows if is_at_size(own, row)], experiment.metric.label
-    return replace(experiment, rows=tuple(rows), metric=METRICS["bits"], paper_label=label)
+    rows = [replace(r, label=label_at(own, r)) for r in experiment.rows if is_at_size(own, r)]
+    paper = LANGUAGE_SIZES[experiment.language]
+    title = f"{experiment.title.removesuffix(paper)}{own} in place of {paper}"
+    label = experiment.metric.label
+    return replace(
+        experiment, title=title, rows=tuple(rows), metric=METRICS["bits"], paper_label=label
+    )
+
+
+def label_at(size: str, row: PaperRow) -> str:
+    """Returns a row's label with K and G of a size: "K = 1, G = 128 (paper: K = 1, G = 512)"."""
+    section = variants.model_section(language_variant(size, row))
+    part = section["moe"] or section["top_k_mlp"] or {}
+    own = {"K": part.get("num_selected_experts", part.get("num_active")), "G": part.get("mlp_dim")}
+    label = K_OR_G.sub(lambda found: f"{found[1]} = {own[found[1]]}", row.label)
+    printed = ", ".join(found[0] for found in K_OR_G.finditer(row.label))
+    return label if label == row.label else f"{label} (paper: {printed})"
 
 
 def is_at_size(size: str, row: PaperRow) -> bool:

@@ -23,6 +23,10 @@ TEST = (
     f"Too close to tell means that Welch's t-test over the seeds gives p >= {SIGNIFICANT}, without "
     "a correction for the number of pairs; of a single seed only the sign counts."
 )
+INTERVALS = (
+    "95%: of the mean over seeds, by Student's t; of a single seed's accuracy over its test "
+    "examples, by Wilson."
+)
 AS, OTHER = "as in the paper", "the other way round"
 CLOSE, LOST = "too close to tell", "with a seed that diverged"
 # Columns of Table 2 -> the share of exact matches, beside F1; "" where the set has none.
@@ -42,8 +46,9 @@ def rows_of(
 
     Returns:
       label, size, variant (at this scale), params, paper (as printed), values (the experiment's
-      metric, one for each seed that ended), mean, std, statuses (one for each seed). `same_as` is
-      the label of an earlier row that is the same run at this scale, else None.
+      metric, one for each seed that ended), mean, std, interval (`Measured.interval`), statuses
+      (one for each seed). `same_as` is the label of an earlier row that is the same run at this
+      scale, else None.
     """
     rows, seen = [], {}
     for row in experiment.rows:
@@ -61,6 +66,7 @@ def rows_of(
                 "values": values,
                 "mean": mean_of(values),
                 "std": std_of(values),
+                "interval": of.interval(experiment.metric),
                 "statuses": [outcome.status for outcome in of.outcomes],
             }
         )
@@ -81,6 +87,7 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
     if experiment.reference:
         columns[f"against {experiment.reference}"] = lambda row: against(experiment, row, rows)
     about, lines = scale.about_of(experiment), comparison(experiment, rows)
+    lines += [INTERVALS] * any(row["interval"] for row in rows)
     return page(experiment.title, about, table_of(columns, rows), lines)
 
 
@@ -127,17 +134,19 @@ def number(value: float | str | None, decimals: int) -> str:
 
 
 def ours(row: Row, decimals: int) -> str:
-    """Formats our value: "45.12 ± 0.30 (3 seeds)", with the seeds that diverged or are missing.
+    """Formats our value: "45.12 ± 0.30 (3 seeds; 95%: 44.37 to 45.87)".
 
-    `decimals` are the paper's.
+    Seeds that diverged or are missing follow. `decimals` are the paper's.
     """
     if row["same_as"]:
         return f"as {row['same_as']}"
     counts, parts = Counter(row["statuses"]), []
     if done := counts.pop(Status.DONE, 0):
         spread = "" if row["std"] is None else f" ± {row['std']:.{decimals + 1}f}"
-        seeds = f"({done} seed{'s' if done > 1 else ''})"
-        parts.append(f"{row['mean']:.{decimals + 1}f}{spread} {seeds}")
+        seeds = f"{done} seed{'s' if done > 1 else ''}"
+        if row["interval"]:
+            seeds += "; 95%: " + " to ".join(f"{end:.{decimals + 1}f}" for end in row["interval"])
+        parts.append(f"{row['mean']:.{decimals + 1}f}{spread} ({seeds})")
     return "; ".join([*parts, *(f"{count} {status}" for status, count in counts.items())])
 
 

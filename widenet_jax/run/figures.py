@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure  # not pyplot, which opens windows and keeps figures alive
 from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter, ScalarFormatter
 
 from widenet_jax.config.files import stored_config
 from widenet_jax.files import read_json, write_bytes
@@ -31,6 +31,7 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#0
 MARKERS = "os^Dv"
 STYLES = {"train": {"alpha": 0.7, "ms": 3}, "eval": {"ls": "--", "ms": 4}}
 MARKS_A_CURVE = 10
+MOST_STRETCH = 3  # times the curves' range: a line further away would press them together
 # Figures are drawn smaller than the sizes in the code at more dots an inch, so that text is large
 # enough for a slide.
 SHRINK, DPI = 0.8, 150
@@ -52,8 +53,8 @@ def draw_learning_curves(
     Each run has a colour and a marker; evaluation is dashed. Runs of one name are one curve: their
     mean at the steps that all recorded, in a band between the extremes. A curve is left out if its
     split does not record the metric, and so is the loss if no curve is left. The legend names the
-    splits. Dotted: guessing, or the task's baseline; grey: where a longer duration raised the
-    learning rate again.
+    splits. Dotted: guessing, or the task's baseline; a number, where the line would press the
+    curves together. Grey: where a longer duration raised the learning rate again.
 
     Args:
       workdirs: of runs of one task.
@@ -87,9 +88,9 @@ def draw_learning_curves(
                 if len(members) > 1:
                     low, high = values.min(axis=0), values.max(axis=0)
                     axis.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
-    draw_references(axes, metrics, workdirs[0], [step for r in runs for step in raised_steps(r)])
     if len(metrics) > 1:
         axes[0].set_yscale("log")
+    draw_references(axes, metrics, workdirs[0], [step for r in runs for step in raised_steps(r)])
     for axis, one in zip(axes, metrics, strict=True):
         axis.set(xlabel="step", ylabel=LABELS.get(one, one.replace("_", " ")))
         axis.grid(alpha=0.3)
@@ -137,21 +138,37 @@ def draw_references(
 ) -> None:
     """Draws what guessing gives, and vertical lines at the steps `raised`."""
     for axis, metric in zip(axes, metrics, strict=True):
-        if (value := reference_of(workdir, metric)) is not None:
-            axis.axhline(value, color="black", ls=":", lw=1, label="guessing or baseline")
+        if reference := reference_of(workdir, metric):
+            draw_reference(axis, *reference)
         for index, step in enumerate(sorted(set(raised))):
             label = "_" if index else "learning rate raised"  # named once
             axis.axvline(step, color="grey", lw=1, label=label)
 
 
-def reference_of(workdir: epath.PathLike, metric: str) -> float | None:
-    """Returns a metric's value by guessing among V equal classes, or the task's baseline."""
+def draw_reference(axis: Axes, name: str, value: float) -> None:
+    """Draws a dotted line, or writes its value where it would take most of the axis."""
+    scale = np.log if axis.get_yscale() == "log" else float
+    low, high = (scale(end) for end in axis.get_ylim())
+    span = max(high, scale(value)) - min(low, scale(value))
+    if not axis.has_data() or span <= MOST_STRETCH * (high - low):
+        axis.axhline(value, color="black", ls=":", lw=1, label=name)
+        return
+    above = scale(value) > high
+    place, side = (0.97, "top") if above else (0.03, "bottom")
+    text = f"{name}: {value:.4g}, {'above' if above else 'below'}"
+    axis.text(0.5, place, text, transform=axis.transAxes, ha="center", va=side, fontsize=8)
+
+
+def reference_of(workdir: epath.PathLike, metric: str) -> tuple[str, float] | None:
+    """Returns name and value of guessing among V equal classes, or of the task's baseline."""
     result, names = (epath.Path(workdir) / name for name in ("result.json", "class_names.json"))
     baseline = (read_json(result) if result.exists() else {}).get("baseline", {})
     if baseline.get("metric") == metric:
-        return baseline["value"]
+        return baseline["name"], baseline["value"]
     V = len(read_json(names)) if names.exists() else 0
-    return {"accuracy": 1 / V, CROSS_ENTROPY: float(np.log(V))}.get(metric) if V else None
+    values = {"accuracy": 1 / V, CROSS_ENTROPY: float(np.log(V))} if V else {}
+    values["order_accuracy"] = 0.5  # two segments, in order or swapped
+    return ("guessing", values[metric]) if metric in values else None
 
 
 def run_colour(index: int, count: int) -> Any:
@@ -181,6 +198,8 @@ def write_decimals(axis: Axis) -> None:
         # side need more room than labels above each other.
         crowded = high >= (2 if isinstance(axis, XAxis) else 10) * low
         axis.set_minor_formatter(NullFormatter() if crowded else decimals)
+        if crowded and high < 100 * low and isinstance(axis.get_major_locator(), LogLocator):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # of one decade alone, one number
 
 
 def decimals(value: float, _: int = 0) -> str:

@@ -1,8 +1,12 @@
-"""95% intervals of metrics over the examples of a set: the examples vary, the model does not."""
+"""95% intervals of metrics: over the examples of a set, or of the mean over seeds."""
 
 import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from scipy import special
 
 Z = 1.959964  # the normal distribution's 97.5% quantile
 RESAMPLES = 1000
@@ -15,6 +19,19 @@ def wilson(share: float, count: int) -> Interval:
     half = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
     scale = 1 + Z**2 / count
     return max(0.0, (center - half) / scale), min(1.0, (center + half) / scale)
+
+
+def accuracy_interval(result: Mapping[str, Any]) -> Interval | None:
+    """Returns the interval of a result's `test_accuracy`; None without it or its examples."""
+    share, count = result.get("test_accuracy"), result.get(f"test_{result.get('unit')}")
+    return wilson(share, count) if share is not None and count else None
+
+
+def mean_over_seeds(values: Sequence[float]) -> Interval:
+    """Returns the interval of the mean of n >= 2 seeds, by Student's t: the seeds vary."""
+    n, mean = len(values), statistics.fmean(values)
+    half = special.stdtrit(n - 1, 0.975) * statistics.stdev(values) / math.sqrt(n)
+    return float(mean - half), float(mean + half)
 
 
 def bootstrap_mean(values: np.ndarray) -> Interval:

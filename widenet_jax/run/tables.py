@@ -44,13 +44,13 @@ def primary_text(result: Mapping[str, Any]) -> str:
     A metric that is a share (between 0 and 1, higher is better) is a percentage. The accuracy, the
     share of right answers, has its interval behind it.
     """
-    from widenet_jax.run.intervals import interval_text, wilson  # training does not need it
+    from widenet_jax.run.intervals import accuracy_interval, interval_text  # training needs none
 
     metric, unit = result["primary_metric"], result["unit"]
     value, count = result[f"test_{metric['name']}"], result[f"test_{unit}"]
     share = metric["higher_is_better"] and 0 <= value <= 1
     text = f"{f'{value:.2%}' if share else number(value)} of {count:,} {unit}"
-    return text + (interval_text(wilson(value, count)) if metric["name"] == "accuracy" else "")
+    return text + (interval_text(accuracy_interval(result)) if metric["name"] == "accuracy" else "")
 
 
 def beside(metric: str, result: Mapping[str, Any]) -> str:

@@ -12,7 +12,9 @@ from widenet_jax.data.blocks import read_example
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.captured import token_routing
+from widenet_jax.ops.analysis.figures import draw_load
 from widenet_jax.ops.analysis.usage import ExpertUsage, measure_usage
+from widenet_jax.run.figures import subplots
 from widenet_jax.vision.task import to_unit_range
 
 
@@ -44,6 +46,14 @@ BY_HAND = usage_of(
         [0, 0, 1, 0],
     ])
 )  # fmt: skip
+
+
+def test_bars_have_their_experts_numbers():
+    """Block 3 sends nothing to expert 1, whose part there has no number."""
+    _, axis = subplots(size=(3, 3))
+    draw_load(axis, BY_HAND)
+    assert [text.get_text() for text in axis.texts] == ["0"] * 5 + ["1", "1", "1", "", "1"]
+    assert [text.get_color() for text in axis.texts[4:6]] == ["white", "black"]  # blue, orange
 
 
 def test_agreement_by_hand():

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
 
 from widenet_jax.cli import benchmark
 from widenet_jax.nn.moe.dispatch import DISPATCHERS
 from widenet_jax.ops.benchmark import device
 from widenet_jax.ops.benchmark.feed_forward import DispatchSize
+from widenet_jax.run.figures import PALETTE
 
 VIT = "configs/digits.py:vit_tiny,depth=1"
 SMALLEST = device.Sizes(
@@ -17,7 +19,9 @@ SMALLEST = device.Sizes(
 )  # fmt: skip
 
 
-def test_a_report_holds_what_was_measured_and_what_failed(monkeypatch, tmp_path: Path, capsys):
+def test_a_report_holds_what_was_measured_and_what_failed(
+    monkeypatch, tmp_path: Path, capsys, drawn
+):
     monkeypatch.setattr(device, "CPU", SMALLEST)
     out = tmp_path / "report"
     argv = ["device", f"--out={out}", "--rounds=1"]
@@ -43,6 +47,8 @@ def test_a_report_holds_what_was_measured_and_what_failed(monkeypatch, tmp_path:
     assert page.startswith("# Device report: 8 x cpu\n") and "(device.png)" in page
     assert failure["reason"] in page and VIT in page and "| ragged" in page
     assert (out / "device.png").stat().st_size > 0
+    bars = [to_hex(bar.get_facecolor()) for axis in drawn[0].axes for bar in axis.patches]
+    assert {bar.upper() for bar in bars} <= set(PALETTE) and len(bars) == 2 + len(DISPATCHERS)
 
     assert benchmark.main(argv) == 2
     assert f"--out={out} exists; give a new directory" in capsys.readouterr().err

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import Mesh
 
 from widenet_jax.cli.plan import main
-from widenet_jax.ops.plan.calibrate import MEASUREMENTS, bands, read_measurements
+from widenet_jax.ops.plan.calibrate import MEASUREMENTS, bands, draw, read_measurements
+from widenet_jax.run.figures import PALETTE
 
 ROWS = """
 import jax
@@ -28,6 +29,15 @@ ROWS = [
     Measurement("small", "v5e-1", 1.0, "by trace", "a page", product(1024), outside="a guess"),
 ]
 """
+
+
+def test_schedules_and_estimates_have_colours_and_markers(tmp_path: Path, drawn):
+    row = {"name": "a", "tpu": "v3-8", "outside": "", "ratio": 0.9, "apart_ratio": 1.2, "old": 2.0}
+    draw([row], str(tmp_path / "a.png"))
+    span, schedule, estimate, _ = drawn[0].axes[0].lines
+    assert [*span.get_xdata()] == [0.9, 1.2] and [*estimate.get_xdata()] == [2.0]
+    assert {line.get_color() for line in (span, schedule, estimate)} == {PALETTE[0], PALETTE[5]}
+    assert (schedule.get_marker(), estimate.get_marker()) == ("o", "X")
 
 
 @pytest.mark.skipif(

@@ -63,10 +63,21 @@ def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
 
 
 def test_means_over_seeds(outcomes, directory):
+    """0.5 and 0.7: 12.706 standard errors of 0.1; a seed's 95% are over its 20 images."""
     one, two = Results(outcomes, directory).over_seeds()
-    assert one == {"model.depth": 2, "seeds": 1, "mean": 0.9, "std": None}
-    std = pytest.approx(0.02**0.5)
-    assert two == {"model.depth": 1, "seeds": 2, "mean": 0.6, "std": std}
+    assert one == {"model.depth": 2, "seeds": 1, "mean": 0.9, "std": None, "interval": None}
+    spread = {
+        "std": pytest.approx(0.02**0.5),
+        "interval": pytest.approx((-0.6706, 1.8706), abs=1e-4),
+    }
+    assert two == {"model.depth": 1, "seeds": 2, "mean": 0.6} | spread
+    for outcome in outcomes:
+        outcome.result |= {"unit": "images", "test_images": 20}
+    trials, over_seeds = Results(outcomes, directory).report().split("\n\n")[:2]
+    assert trials.splitlines()[0].split()[4:6] == ["test_accuracy", "95%"]
+    assert "0.9            0.699 to 0.9721" in trials  # by hand: (0.9960 -+ 0.1627) / 1.1921
+    assert over_seeds.splitlines()[1].split()[-1] == "95%"
+    assert over_seeds.splitlines()[3].endswith("-0.6706 to 1.871")
 
 
 def test_the_best_setting_has_the_best_mean_over_seeds(directory):

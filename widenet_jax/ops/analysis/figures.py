@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from widenet_jax.ops.analysis.norm_divergence import VECTORS, Divergence
 from widenet_jax.ops.analysis.usage import QUANTILES, ActiveUnits, ExpertUsage
@@ -18,16 +18,17 @@ from widenet_jax.run.figures import (
     MOST_NAMES,
     PALETTE,
     block_panels,
-    decimals,
     run_colour,
     save,
     subplots,
     write_in_cells,
 )
 
+LUMINANCE = np.array((0.299, 0.587, 0.114))  # of red, green, blue (ITU-R BT.601)
 PANELS_A_ROW = 4
 MOST_EXPERTS = 16  # that are named one by one
-LEAST_SHARE = 1e-5  # the lower end of a logarithmic axis
+LEAST_SHARE = 1e-5  # where a logarithmic axis has experts without any weight
+LEAST_NAMED = 0.03  # share of a bar that has room for its expert's number
 
 
 def expert_colours(num_experts: int) -> np.ndarray:
@@ -46,19 +47,8 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     figure, axes = subplots(2, 3, size=(15, 9))
     figure.suptitle(title)
     (load, level, drop), (categories, agreement, information) = axes
+    draw_load(load, usage)
     E = usage.load.shape[-1]
-    below = np.zeros(len(usage.blocks))
-    for e, colour in enumerate(expert_colours(E)):
-        load.bar(usage.blocks, usage.load[:, e], bottom=below, color=colour, label=f"expert {e}")
-        below += usage.load[:, e]
-    load.set(xlabel="block", ylabel="share of (token, choice) pairs", title="load")
-    if E <= MOST_EXPERTS:
-        # Reversed: from top to bottom, as the bars are stacked.
-        handles, names = load.get_legend_handles_labels()
-        load.legend(handles[::-1], names[::-1], fontsize=8, loc="center left",
-                    bbox_to_anchor=(1.0, 0.5))  # fmt: skip
-    for e in range(1, E):
-        load.axhline(e / E, color="white", ls=":", lw=1)
     curves = {"router, mean of tokens": usage.router_entropy, "load": usage.load_entropy}
     for index, (name, entropy) in enumerate(curves.items()):
         style = {"color": PALETTE[index], "marker": MARKERS[index], "ls": ("-", "--")[index]}
@@ -79,6 +69,23 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     for axis in (load, level, drop):
         axis.set_xticks(usage.blocks)
     save(figure, out)
+
+
+def draw_load(axis: Axes, usage: ExpertUsage) -> None:
+    """Draws each block's shares as a bar, with the experts' numbers in their parts."""
+    E = usage.load.shape[-1]
+    below = np.zeros(len(usage.blocks))
+    for e, colour in enumerate(expert_colours(E)):
+        bars = axis.bar(usage.blocks, usage.load[:, e], bottom=below, color=colour)
+        below += usage.load[:, e]
+        if E <= MOST_EXPERTS:
+            names = [str(e) if share > LEAST_NAMED else "" for share in usage.load[:, e]]
+            text = "black" if colour @ LUMINANCE > 0.5 else "white"
+            axis.bar_label(bars, names, label_type="center", color=text)
+    numbers = " (numbers: experts)" if E <= MOST_EXPERTS else ""
+    axis.set(xlabel="block", ylabel="share of (token, choice) pairs", title=f"load{numbers}")
+    for e in range(1, E):
+        axis.axhline(e / E, color="white", ls=":", lw=1)
 
 
 def draw_categories(axis: Axes, usage: ExpertUsage) -> None:
@@ -144,21 +151,19 @@ def draw_shares(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None
 def plot_shares(axis: Axes, curves: Mapping[str, np.ndarray]) -> None:
     """Draws sorted shares [E], a line for each name, and a dotted line where all were equal.
 
-    Experts without any weight lie on the lower edge.
+    Experts without any weight lie at LEAST_SHARE.
     """
     for index, (name, shares) in enumerate(curves.items()):
         experts = np.arange(1, len(shares) + 1)
-        shown = np.maximum(shares, LEAST_SHARE)
+        shown = 100 * np.maximum(shares, LEAST_SHARE)
         marker = MARKERS[index % 5] if len(experts) <= 32 else None
         colour = run_colour(index, len(curves))
         axis.plot(experts, shown, marker=marker, ms=4, color=colour, label=name)
     for size in {len(shares) for shares in curves.values()}:
-        axis.axhline(1 / size, color="black", ls=":", lw=1)
+        axis.axhline(100 / size, color="black", ls=":", lw=1)
     axis.set_yscale("log")
-    axis.set_ylim(LEAST_SHARE, 1.5)
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{decimals(100 * share)}%"))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set(xlabel="expert, by its share (dotted: equal shares)", ylabel="share of the gates")
+    axis.set(xlabel="expert, by its share (dotted: equal)", ylabel="share of the gates, %")
     axis.grid(alpha=0.3)
 
 

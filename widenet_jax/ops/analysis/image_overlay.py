@@ -13,13 +13,12 @@ from widenet_jax.data.blocks import read, skips
 from widenet_jax.data.contract import Example
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.ops.analysis.captured import TokenRouting, routed_blocks, token_routing
-from widenet_jax.ops.analysis.figures import expert_colours
+from widenet_jax.ops.analysis.figures import LUMINANCE, expert_colours
 from widenet_jax.run.figures import save, subplots
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array
 
 TINT = 0.55  # weight of an expert's colour over a patch
-LUMINANCE = (0.299, 0.587, 0.114)  # of red, green, blue (ITU-R BT.601)
 PANELS_A_ROW = 6
 MARKS = "fill: first expert, dot: second, cross: first dropped"
 TITLE_WIDTH = 20  # characters over a panel; longer titles take more lines
@@ -95,7 +94,7 @@ def draw_block(
     dropped = patch_grid(trained, routing.dropped[position, 0])
     P = trained.model.patch_size
     tint = colours[experts[..., 0]].repeat(P, axis=0).repeat(P, axis=1)
-    grey = as_rgb(picture) @ np.array(LUMINANCE) / 255  # grey, so that all colour is the experts'
+    grey = as_rgb(picture) @ LUMINANCE / 255  # grey, so that all colour is the experts'
     axis.imshow((1 - TINT) * grey[..., None] + TINT * tint)
     y, x = (np.indices(experts.shape[:2]) + 0.5) * P - 0.5
     dot = 900 / experts.shape[0] ** 2  # in points^2; a fifth of a patch wide in a panel of 2 inches

@@ -30,7 +30,7 @@ from widenet_jax.ops.benchmark.train_step import train_step_row
 from widenet_jax.ops.plan.planner import data_info
 from widenet_jax.ops.plan.topology import CHIPS
 from widenet_jax.run.attention import TOLERANCE, Problem, chosen_by_measuring, difference, measured
-from widenet_jax.run.figures import save, subplots
+from widenet_jax.run.figures import PALETTE, save, subplots
 from widenet_jax.run.workdir import environment
 
 
@@ -263,9 +263,10 @@ def draw(report: Mapping[str, Any], out: Path) -> None:
         key = "step_ms" if kind == "steps" else "ms"
         rows = [row for row in report[kind] if row[key]]
         times = [row[key] for row in rows]
-        axis.bar_label(axis.barh(range(len(rows)), times), list(map(cell, times)), padding=3)
+        bars = axis.barh(range(len(rows)), times, color=PALETTE[4])
+        axis.bar_label(bars, list(map(cell, times)), padding=3)
         planned = [row.get("planned_ms") or math.nan for row in rows]
-        axis.plot(planned, range(len(rows)), "x", color="C1", ms=9, mew=2)
+        axis.plot(planned, range(len(rows)), "x", color=PALETTE[5], ms=9, mew=2)
         axis.set_yticks(range(len(rows)), list(map(label, rows)))
         axis.set_title(f"{kind}, ms" + " (x: planned)" * any(map(math.isfinite, planned)))
         axis.invert_yaxis()

@@ -19,7 +19,7 @@ from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.pricing import price_module
 from widenet_jax.ops.plan.topology import parse_topology
-from widenet_jax.run.figures import save, subplots
+from widenet_jax.run.figures import PALETTE, save, subplots
 from widenet_jax.run.tables import table_of
 
 MEASUREMENTS = PACKAGE.parent / "scripts" / "compare" / "tpu_measurements.py"
@@ -157,9 +157,11 @@ def draw(rows: Sequence[Mapping[str, Any]], out: str) -> None:
     names = [f"{row['name']} {row['tpu']}" + "*" * bool(row["outside"]) for row in rows]
     places = range(len(rows), 0, -1)
     for place, row in zip(places, rows, strict=True):
-        axis.plot([row["ratio"], row["apart_ratio"]], [place] * 2, color="C0")
-    axis.plot([row["ratio"] for row in rows], places, "o", color="C0", label="by schedule")
-    axis.plot([row["old"] for row in rows], places, "x", color="C1", label="by estimate")
+        axis.plot([row["ratio"], row["apart_ratio"]], [place] * 2, color=PALETTE[0])
+    marks = {"ratio": ("o", PALETTE[0], "by schedule"), "old": ("X", PALETTE[5], "by estimate")}
+    for key, (marker, colour, label) in marks.items():
+        x = [row[key] for row in rows]
+        axis.plot(x, places, marker, color=colour, label=label)
     axis.axvline(1, color="black", lw=1)
     axis.set(
         xscale="log", xlabel="predicted / measured (line: to no overlap; *: not part of the band)"

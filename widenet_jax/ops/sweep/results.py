@@ -11,12 +11,14 @@ from widenet_jax.files import write_text
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status
 from widenet_jax.run.figures import PALETTE, draw_learning_curves, save, subplots
+from widenet_jax.run.intervals import Interval, accuracy_interval, mean_over_seeds
 from widenet_jax.run.tables import csv_text, text_table
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
 TABLE, PICTURES = "results.csv", ("learning_curves.png", "sweep.png")
 UNFINISHED = (Status.STOPPED, Status.WAITING, Status.HANDED_OVER)
 SEED = "seed"
+LEVEL = "95%"  # column of intervals
 MOST_NAMED = 8  # more numbers on an axis stand where they are on a scale
 
 
@@ -66,8 +68,8 @@ class Results:
 
         Returns:
           A row for each setting of the other fields, the best first: those fields, the number of
-          finished `seeds`, `mean` and `std` by n - 1 (None for a single seed). Empty where seeds
-          are not swept.
+          finished `seeds`, `mean`, `std` by n - 1, and the mean's `interval` (both None for a
+          single seed). Empty where seeds are not swept.
         """
         others = [name for name in self.fields if name != SEED]
         groups: dict[tuple, list[float]] = {}
@@ -78,7 +80,8 @@ class Results:
         for key, values in groups.items():
             row = dict(zip(others, key, strict=True))
             row |= {"seeds": len(values), "mean": statistics.fmean(values)}
-            row["std"] = statistics.stdev(values) if len(values) > 1 else None
+            spread = statistics.stdev, mean_over_seeds
+            row["std"], row["interval"] = (f(values) if len(values) > 1 else None for f in spread)
             means.append(row)
         return self.best_first(means, "mean")
 
@@ -126,12 +129,11 @@ class Results:
 
     def report(self) -> str:
         """Returns tables for people, their directory and the command of the best trial."""
-        columns = ["trial", *self.fields, "status", self.metric, "params"]
-        if any(row[self.progress] is not None for row in self.rows):
-            columns.append(self.progress)
-        parts = [table(self.rows, columns)]
+        parts = [self.trial_table()]
         if means := self.over_seeds():
-            parts.append("over seeds\n" + table(means, list(means[0])))
+            rows = [row | {LEVEL: ends(row["interval"])} for row in means]
+            columns = [name for name in rows[0] if name != "interval"]
+            parts.append("over seeds\n" + table(rows, columns))
         parts += [
             f"{one.status}: {one.trial.name}, exit code {one.exit_code}: {one.message}\n"
             f"  its whole log: {self.directory.log(one.trial)}"
@@ -150,6 +152,18 @@ class Results:
         if warning := self.chosen_on_test():
             parts.append(warning)
         return "\n\n".join(parts)
+
+    def trial_table(self) -> str:
+        """Returns a row for each trial; an accuracy has its interval over the examples."""
+        accuracy = self.metric == "test_accuracy"
+        intervals = [ends(accuracy_interval(row)) if accuracy else "" for row in self.rows]
+        columns = ["trial", *self.fields, "status", self.metric, LEVEL, "params"]
+        if not any(intervals):
+            columns.remove(LEVEL)
+        if any(row[self.progress] is not None for row in self.rows):
+            columns.append(self.progress)
+        rows = [row | {LEVEL: of} for row, of in zip(self.rows, intervals, strict=True)]
+        return table(rows, columns)
 
     def write(self) -> None:
         """Writes TABLE and, once a trial is done, PICTURES, the second of swept fields."""
@@ -183,6 +197,11 @@ def cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def ends(interval: Interval | None) -> str:
+    """Formats an interval."""
+    return " to ".join(map(cell, interval)) if interval else ""
 
 
 def draw_against(rows: Sequence[Mapping], fields: Sequence[str], metric: str, out: Path) -> None:
