@@ -16,6 +16,7 @@ its pre-logits layer and gives it a new head. 100 epochs of batch 512, SGD with 
 | widenet_b | 27M (a slip)   | 28.3M         | 98.4          | not run |
 | widenet_l | 38M            | 38.8M         | 98.8          | not run |
 
+`pretrained` takes the model that config.init_from names, and the size of its images.
 "A slip": no setting that gives the table's other rows gives this one. Cost: the paper states none.
 
 Small models, from scratch or after configs/tiny_imagenet.py, at 32 pixels on a laptop's CPU:
@@ -35,14 +36,20 @@ from configs import defaults
 from configs.sizes import SMALL_SIZES
 from configs.variants import IMAGES, parse
 
+PRETRAINED = "pretrained"
+
 
 def get_config(variant: str = "widenet_b") -> ConfigDict:
-    model = parse(variant, IMAGES)
-    options = model.options
+    small, options = False, {}
+    if variant == PRETRAINED:
+        model = {"name": PRETRAINED, "dropout": 0.1, "moe": {"examples_per_group": 16}}
+        model["image_size"] = 224  # until that model is looked up
+    else:
+        parsed = parse(variant, IMAGES)
+        model, options, small = parsed.section, parsed.options, parsed.size in SMALL_SIZES
     authors_code = options.get("preset") == "authors_code"
     source = options.get("source", "array_record")
-    config = defaults.get_config(model.section)
-    config.model.pre_logits = False
+    config = defaults.get_config(model | {"pre_logits": False})
     config.data.update(
         source=source,
         name="cifar10" if source == "tfds" else "",
@@ -54,7 +61,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         randaugment_before_crop=authors_code,
         mixup_group_size=defaults.mixup_group_size(config.model),
     )
-    if model.size in SMALL_SIZES:
+    if small:
         config.update(
             duration="8 epochs",
             model={"dropout": 0.0, "dtype": "float32"},
@@ -70,4 +77,6 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         augment={"randaugment_layers": 2, "mixup_alpha": 0.2 if authors_code else 0.5},
         optimizer={"name": "sgd", "learning_rate": 0.03, "exclude_norm_and_bias": False},
     )
+    if variant == PRETRAINED:
+        config.data.image_size = config.model.get_oneway_ref("image_size")
     return config

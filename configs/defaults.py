@@ -44,7 +44,7 @@ RUN = {
         "num_workers": (0, "reading processes on each host; 0: threads", 0, 2**10),
         "prefetch": (4, "batches that are read ahead", 1, 2**10),
         "on_bad_example": ("error", "error; skip: replace examples that cannot be read"),
-        "max_bad_fraction": (0.001, "more fail the run; small sets: 10 examples, at most 5%"),
+        "max_bad_fraction": (0.001, "more fail the run; small sets: 10 examples, at most 5%", 0, 1),
     },
     "optimizer": {
         "name": ("adamw", "adamw, lamb, sgd"),

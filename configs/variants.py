@@ -192,7 +192,12 @@ def parse(text: str, kind: Kind) -> Variant:
     if name not in kind.names:
         raise BadInputError(f"no {kind.title} is named {name!r}; {known_names(name, kind.names)}")
     family, size = kind.names[name]
-    written = dict(parse_option(name, pair, kind.options) for pair in pairs)
+    written: dict[str, Any] = {}
+    for pair in pairs:
+        key, value = parse_option(name, pair, kind.options)
+        if key in written:
+            raise BadInputError(f"{name}: give option {key} once, not twice")
+        written[key] = value
     preset = kind.options.get("preset", {}).get(written.get("preset"), {})
     options = preset | written
     ffn = choose_ffn(name, kind.families[family], preset, options)

@@ -60,6 +60,15 @@ ELSEWHERE = [
     ("--config=configs/digits.py:vit_tiny --ffn=top_k", "--ffn; it is an option after the colon"),
     ("--config configs/language_model.py --key-heads 3", ":VARIANT,key_heads=..."),
     ("--config=configs/glue.py --ffn=top_k", "did you mean --config.model.ffn?"),
+    *(
+        (f"--config=configs/{name} --workdir=W --config.{field}", answer)
+        for name, field, answer in (
+            ("text_tiny.py", "data.max_length=4", "data.max_length=4 must be between 5 and"),
+            ("text_tiny.py", "data.source=squad", "one of text, tiny_text (--config.data.source="),
+            ("language_model.py", "task.name=span", "language_modeling and has no config.task.he"),
+            ("squad.py:v1,model=bert", "task.name=masked_lm", "span and has no config.task.mask"),
+        )
+    ),
 ]
 OF_A_RUN = [
     ("--config=configs/digits.py:vit_tiny --config.model.moe.num_experts=8", "is empty in this"),
@@ -78,6 +87,8 @@ OF_A_RUN = [
     ("--config.batch_size", "--config.batch_size has no value; write --config.batch_size=VALUE"),
     ("--config.optimizer.learning_rate=nan", "learning_rate=nan must be between 0 and 1e+300"),
     ("--config.seed=-1", "--config.seed=-1 must be between 0 and 4294967295"),
+    ("--config.data.max_bad_fraction=2", "max_bad_fraction=2.0 must be between 0 and 1"),
+    ("--config.task.name=masked_lm", "of the task classification and has no config.task.mask_frac"),
 ]
 EARLY = [(flags.split(), answer) for flags, answer in ELSEWHERE]
 EARLY += [([DIGITS, "--workdir=W", *flags.split()], answer) for flags, answer in OF_A_RUN]

@@ -162,10 +162,18 @@ def write_json(path: epath.PathLike, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Parses JSON that someone else wrote; raises JSONDecodeError, also where it nests too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deep", "", 0) from None
+
+
 def read_json(path: epath.Path) -> Any:
     """Reads a JSON file; raises BadInputError if it is missing or damaged."""
     try:
-        return json.loads(path.read_text())
+        return parse_json(path.read_text())
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BadInputError(f"{path}: {reason}; copy or export it again") from None

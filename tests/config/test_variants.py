@@ -41,6 +41,7 @@ OTHERS = [
     (IMAGES, "widenet_b,preset=mine", "choose one of paper, authors_code"),
     (IMAGES, "widenet_b,router=sigmod", "choose one of top_k, softmax"),
     (IMAGES, "widenet_b,ffn=topk", "moe, top_k, product_key (ffn=top_k?)"),
+    (IMAGES, "widenet_b,experts=4,experts=8", "give option experts once, not twice"),
     (IMAGES, "widenet_b,moe=false,ffn=top_k", "give option moe or ffn, not both"),
     (TEXTS, "albert,ffn=moe", "albert has no experts; widenet_4, for instance, has"),
     (LANGUAGE, "wt_s,preset=sigma_moe,ffn=dense", "preset=sigma_moe has ffn=moe; remove it"),

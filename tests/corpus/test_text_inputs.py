@@ -143,6 +143,7 @@ def test_a_tfds_set(tmp_path: Path):
         ("a.jsonl", b'{"text": "One.\\ud800"}', "line 1: not UTF-8"),
         ("a.jsonl", b"[1]", "line 1: no text 'text'; it is no object"),
         ("a.jsonl", b'{"text": "One."', "line 1: not valid JSON"),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000, "line 1: not valid JSON (nested too deep"),
         ("a.parquet", b"PAR1 garbage", "not a parquet file"),
     ],
 )

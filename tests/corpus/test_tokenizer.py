@@ -111,6 +111,7 @@ def test_a_pickled_copy_and_one_made_from_the_content_are_the_same(unigram: Toke
     ("name", "content", "message"),
     [
         ("tokenizer.json", b"{", "not a tokenizer"),
+        ("tokenizer.json", b"[" * 100_000, "not a tokenizer (nested too deep"),
         ("tokenizer.json", b'{"model": {"type": "Other"}}', "not a tokenizer.json"),
         ("vocab.txt", b"[PAD]\na\nb\n", "no line [UNK]"),
         ("vocab.txt", "\n".join([*VOCABULARY, "a"]).encode(), "a piece twice"),

@@ -76,6 +76,9 @@ def test_damaged_exports_are_refused(exported, tmp_path):
         with pytest.raises(BadInputError, match="the parameters differ from the exported ones"):
             read_exported(exported)
     path.write_bytes(whole)
+    (exported / "class_names.json").write_text('["\\ud83d"]')
+    with pytest.raises(BadInputError, match=r"the class name '\\ud83d' is no text of whole char"):
+        open_trained(str(exported))
     (exported / "class_names.json").unlink()
     with pytest.raises(BadInputError, match=r"class_names.json: .*copy or export it again"):
         read_exported(exported)

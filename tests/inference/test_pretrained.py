@@ -17,7 +17,7 @@ from widenet_jax.inference.pretrained import differing_fields, finetune_params, 
 from widenet_jax.nn.build import parameter_shapes
 
 FULL = {"name": "full", "head_dim": 0}  # attention of N heads of size D / N
-DIGITS_HEADS = {"attention": FULL | {"num_heads": 4}}
+DIGITS_HEADS = {"attention": FULL | {"num_heads": 4}, "embed_dim": 32}
 DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 HEAD = {"head": {"kernel": np.ones((2, 3))}}
 
@@ -92,7 +92,18 @@ def test_another_function_is_refused_with_the_flags_to_add(digits_export, tmp_pa
     )
     load(tmp_path / "hf", norm_epsilon=1e-12, activation="gelu")
     with pytest.raises(BadInputError, match=r"; add --config\.model\.attention\.num_heads=4$"):
-        load(digits_export, attention=FULL | {"num_heads": 8})
+        load(digits_export, attention=FULL | {"num_heads": 8}, embed_dim=32)
+
+
+def test_a_model_of_another_size_is_named():
+    """By the nearest variant, whatever its options; a size of one's own has no name."""
+    here = model_section("widenet_b")
+    with pytest.raises(
+        BadInputError, match=r"embed_dim=128, this run's model 768; it is widenet_s"
+    ):
+        differing_fields(model_section("widenet_s,experts=8"), here, "runs/a")
+    with pytest.raises(BadInputError, match=r"768; finetune with the config.model it was trained"):
+        differing_fields(model_section("widenet_s") | {"depth": 5}, here, "runs/a")
 
 
 def test_what_is_computed_otherwise_is_told():

@@ -8,7 +8,7 @@ import pytest
 from inference import reference_bert as reference
 from ml_collections import ConfigDict
 
-from configs import defaults, finetune, glue
+from configs import cifar10, defaults, finetune, glue
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.pretrained_config import merged, set_fields
@@ -81,6 +81,9 @@ def test_photos_have_the_size_of_the_stored_model_and_its_learning_rate(tmp_path
         assert found(flag, "--config.data.image_size=32", own=0.5) == (32, 0.5)
         (place / "checkpoints").mkdir()
         assert found(flag, workdir=str(place)) == (pixels, 7.0)
+        paper = set_fields(cifar10.get_config("pretrained"), [flag])  # its own learning rate
+        assert (paper.data.image_size, paper.optimizer.learning_rate) == (pixels, 0.03)
+        assert (paper.model.moe.examples_per_group, paper.model.pre_logits) == (16, False)
 
 
 def test_fields_that_the_stored_model_lacks(tmp_path):
@@ -128,6 +131,7 @@ def test_the_command_line_of_a_run(tmp_path):
     [
         (None, "no config.json there; give the workdir of a training run"),
         ("{", "Expecting property name"),
+        ("[" * 100_000, r"config\.json: nested too deep"),
         ("[]", r"describes no model of ours, no BERT and no ALBERT \(model_type=None\)"),
         ('{"model_type": "vit"}', r"name the model in .*, as in configs/finetune.py:vit_b"),
         ('{"model_type": "roberta"}', r"no BERT and no ALBERT \(model_type='roberta'\)"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ops import trial_program
 
+from widenet_jax.cli import reproduce
 from widenet_jax.cli.reproduce import launching, main, total_text
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.norm_divergence import norm_divergence
@@ -34,7 +35,7 @@ def stand_in(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["table6"], "NAME: invalid choice: 'table6' (choose from "),
+        (["tabel3"], "no experiment 'tabel3'; did you mean table3? --list prints all names"),
         (["table2_mnli"], "this --scale has no data for table2_mnli"),
         (["table4", "--sizes=b"], "table4 has no row of that size"),
         (["fig3", "--scale=big"], "--scale"),
@@ -43,7 +44,7 @@ def stand_in(monkeypatch):
         (["fig3", "--launch=--tpu=v3-8"], "--trial_workdir"),
         (["fig3", "--report"], "there is nothing to report"),
         (["fig3", "--scale=paper", "--launch=--zone=z", "--trial_workdir=/t"], "--data_dir=data"),
-        ([], "required: NAME"),
+        ([], "name an experiment, as table1, or all; --list prints"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], says: str, tmp_path: Path, capsys):
@@ -65,6 +66,27 @@ def test_a_dry_run_lists_every_run_once(tmp_path: Path, capsys):
     assert {line[0] for line in commands} == {sys.executable}
     assert all("--config.duration=2 epochs" in line for line in commands)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_says_what_it_plans(tmp_path: Path, capsys, monkeypatch):
+    """A plan takes a minute; here each is a model that is too large."""
+    monkeypatch.setattr(reproduce, "plan_of", lambda *_: {"fits": False})
+    flags = ["table3", "--sizes=b", "--scale=paper", "--dry_run", f"--workdir={tmp_path}"]
+    assert call(*flags) == 0
+    out, err = capsys.readouterr()
+    count = out.count("plan: does not fit")
+    assert count == len(err.splitlines()) > 1
+    assert err.startswith(f"planning 1 of {count}: configs/imagenet.py:")
+
+
+def test_the_experiments_and_the_scales_are_listed(capsys):
+    assert call("--list", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["experiments"]["table1"] == "Table 1: pretraining"
+    assert found["groups"]["all"][0] == "table1" and "smoke" in found["scales"]
+    assert call("--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("  ")[0] == "table1" and lines[-1].startswith("--scale=smoke")
 
 
 def test_core_days_are_added_up():

@@ -1,5 +1,7 @@
 """Vision models as a whole."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from untrained import image_spec
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model, parameter_shapes
+from widenet_jax.nn.mlp import ACTIVATIONS
 from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
 
 IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
@@ -41,6 +44,17 @@ def test_authors_code_has_one_token_more_and_no_parameter_for_it():
     assert "cls_token" not in shapes["position"]
     ours = parameter_shapes(tiny(), image_spec((8, 8, 1)))
     assert ours["position"]["position_embedding"].shape == (1, 16, 64)
+
+
+def test_shapes_of_equal_layers_are_traced_once(monkeypatch):
+    """They are the shapes of a whole trace; only the first of three feed-forwards runs."""
+    ran = []
+    monkeypatch.setitem(ACTIVATIONS, "noted", lambda x: ran.append(x.shape) or x)
+    model, spec = tiny("vit_tiny", activation="noted"), image_spec((8, 8, 1))
+    shapes = parameter_shapes(model, spec)
+    assert ran == [(1, 17, 64)]
+    whole = jax.eval_shape(partial(model.init, train=False), jax.random.key(0), spec)["params"]
+    assert shapes == whole and len(ran) == 4
 
 
 def test_vit_reads_its_cls_token():

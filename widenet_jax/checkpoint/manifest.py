@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from widenet_jax.files import is_remote, write_json
+from widenet_jax.files import is_remote, parse_json, write_json
 from widenet_jax.param_names import named_leaves
 from widenet_jax.typing import PyTree
 
@@ -42,7 +42,7 @@ def damage(directory: epath.Path) -> str | None:
       OSError: a file exists and cannot be read; the cause may be temporary.
     """
     try:
-        manifest = json.loads((directory / MANIFEST).read_text())
+        manifest = parse_json((directory / MANIFEST).read_text())
         files = {name: (int(size), str(sha)) for name, (size, sha) in manifest["files"].items()}
         if own_sha256(manifest["files"]) != manifest["sha256"]:
             raise ValueError

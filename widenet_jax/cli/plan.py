@@ -78,8 +78,11 @@ def run(options: Options) -> None:
     if options.counts:
         from widenet_jax.ops.plan.counts import count_rows, counts_table
 
-        rows = count_rows()
-        show(options, rows, counts_table(rows))
+        if options.json:
+            print(json.dumps(list(count_rows())))
+            return
+        for line in counts_table(count_rows()):
+            print(line, flush=True)
         return
     if options.calibrate:
         calibrate_rows(options)

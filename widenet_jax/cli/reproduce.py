@@ -42,7 +42,8 @@ def main(argv: Argv = None) -> int:
     parser = Parser(__doc__)
     add = parser.add_argument
     names = [*EXPERIMENTS, *GROUPS]
-    add("experiments", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    add("experiments", nargs="*", metavar="NAME", help=", ".join(names))
+    add("--list", action="store_true", help="only print the experiments and the scales")
     about = "; ".join(f"{name}: {scale.about['images']}" for name, scale in SCALES.items())
     add("--scale", choices=list(SCALES), help=f"{about} (default: --workdir's, or smoke)")
     add("--workdir", metavar="DIR", help="of runs and results; default: runs/reproduce_SCALE")
@@ -64,6 +65,11 @@ def run(options: Options) -> int:
     Raises:
       BadInputError: flags, names, fields, data or a workdir that cannot be.
     """
+    if options.list:
+        show_names(options)
+        return 0
+    if not options.experiments:
+        raise BadInputError("name an experiment, as table1, or all; --list prints their names")
     check_launch_flags(options)
     options.workdir = options.workdir or f"runs/reproduce_{options.scale or SHARED['scale']}"
     file = Path(options.workdir) / RECORD
@@ -111,6 +117,18 @@ def run(options: Options) -> int:
     show(options, {"scale": options.scale, "ran": header, "experiments": contents}, text)
     outcomes = [outcome for of in measured.values() for outcome in of.outcomes]
     return exit_code(outcomes, stopped=stopped, failures=[Status.FAILED])
+
+
+def show_names(options: Options) -> None:
+    """Prints the experiments, the names for several of them, and the scales."""
+    from widenet_jax.run.tables import text_table  # imports SciPy
+
+    titles = {name: one.title for name, one in EXPERIMENTS.items()}
+    groups = {name: " ".join(of) for name, of in GROUPS.items()}
+    scales = {name: "; ".join(scale.about.values()) for name, scale in SCALES.items()}
+    flags = {f"--scale={name}": about for name, about in scales.items()}
+    found = {"experiments": titles, "groups": GROUPS, "scales": scales}
+    show(options, found, text_table([*titles.items(), *groups.items(), *flags.items()]))
 
 
 def recall(options: Options, before: Mapping[str, Any]) -> None:
@@ -186,7 +204,7 @@ def print_runs(
 ) -> None:
     """Prints the runs that would start; at a scale for TPUs with the plan of each."""
     rows = []
-    for run, seeds in trials.items():
+    for number, (run, seeds) in enumerate(trials.items(), 1):
         config, finetuned = seeds[0].config, run.backbone is not None
         commands = [shlex.join(command(trial, directory.workdir(trial))) for trial in seeds]
         done = sum(directory.result(trial) is not None for trial in seeds)
@@ -194,6 +212,7 @@ def print_runs(
         lines = [f"{len(seeds)} x {config}{' (finetuned)' if finetuned else ''}"]
         if scale.topologies:
             topology = scale.topology_of(config, finetuned=finetuned)
+            print(f"planning {number} of {len(trials)}: {config}", file=sys.stderr, flush=True)
             plan = plan_of(config, topology, seeds[0].flags)
             row |= {"topology": topology, "plan": plan}
             lines.append(f"{topology}, {plan_line(plan)}")

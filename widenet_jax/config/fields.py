@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.config.names import nearest_name
-from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.specs import TASKS, task_spec
 
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
@@ -108,13 +108,39 @@ def override(config: ConfigDict, flags: Sequence[str]) -> ConfigDict:
     Raises:
       BadInputError: no such field, or a value of the wrong type or out of range.
     """
+    task = task_of(config)
     for flag in flags:
         name, equals, text = flag.partition("=")
         if not (equals and name.startswith("--config.")):
             raise BadInputError(f"{flag!r} is no flag; fields are set as --config.FIELD=VALUE")
         set_field(config, name.removeprefix("--config."), text)
+    check_task(config, task)
     check_numbers(config)
     return config.lock()
+
+
+def check_task(config: ConfigDict, before: str) -> None:
+    """Checks that flags left a config that its task can read.
+
+    Args:
+      config: with the flags' values.
+      before: the task that the config file chose.
+
+    Raises:
+      BadInputError: flags name a task whose fields the config lacks, or a source of another task.
+    """
+    task, fields = task_of(config), dict(fields_of(config))
+    if task not in TASKS:
+        return
+    spec = task_spec(task)
+    lacking = [name for name in named(spec.sections) if name not in fields]
+    if task != before and lacking:
+        raise BadInputError(
+            f"--config.task.name={task}: this config is of the task {before} and has no "
+            f"config.{lacking[0]}, which {task} reads; choose a config file of that task"
+        )
+    if spec.sources and "data.source" in fields:
+        choose(spec.sources, config.data.source, field="config.data.source")
 
 
 def check_numbers(config: ConfigDict) -> None:

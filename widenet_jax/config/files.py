@@ -1,7 +1,6 @@
 """Loading configs from files and setting their fields from flags, without importing JAX."""
 
 import importlib.util
-import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.imports import import_remembered, place_of, registers_parts, remember
 from widenet_jax.errors import BadInputError, known_names
-from widenet_jax.files import absolute
+from widenet_jax.files import absolute, parse_json
 
 PACKAGE = Path(__file__).parents[1]
 # This project's: within an installed package, or beside the package in a checkout.
@@ -81,7 +80,7 @@ def stored_config(workdir: str) -> ConfigDict:
     """
     stored = absolute(workdir) / "config.json"
     try:
-        config = ConfigDict(json.loads(stored.read_text()))
+        config = ConfigDict(parse_json(stored.read_text()))
     except (OSError, ValueError, TypeError, AttributeError):
         raise BadInputError(
             f"--workdir={workdir}: no run there; give the --workdir of a training run"

@@ -27,7 +27,7 @@ from widenet_jax.corpus.tokenizer import FILE, Tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.pipeline import start_worker
 from widenet_jax.errors import BadInputError, RunFailedError, first_line
-from widenet_jax.files import file_sha256, is_remote, write_json
+from widenet_jax.files import file_sha256, is_remote, parse_json, write_json
 
 PLAN = ".preparation.json"  # settings of the preparation that a directory holds
 PART = ".part-"
@@ -194,7 +194,7 @@ def _remove(paths: Iterable[Path]) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     """Returns the object in a file; {} if there is none."""
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

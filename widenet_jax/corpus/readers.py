@@ -10,7 +10,6 @@ import codecs
 import contextlib
 import gzip
 import io
-import json
 import lzma
 import re
 import zlib
@@ -23,7 +22,7 @@ from etils import epath
 from widenet_jax.corpus.sentences import paragraphs_of
 from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP, open_input, open_parquet
 from widenet_jax.errors import BadInputError, first_line
-from widenet_jax.files import is_remote
+from widenet_jax.files import is_remote, parse_json
 
 PARQUET_ROWS = 1024  # read at once
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
@@ -241,7 +240,7 @@ def _json_lines(source: Input, column: str, bad: Bad) -> Lines:
 
 def _text_of_json(line: str, where: str, column: str) -> bytes:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError as error:
         raise BadInputError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(value, dict) or not isinstance(value.get(column), str):

@@ -10,6 +10,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from widenet_jax.data.input_files import read_input
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import parse_json
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MARK = "▁"
@@ -32,7 +33,7 @@ def read(path: epath.Path) -> dict[str, Any]:
         return from_sentencepiece(content, str(path))
     try:
         text = content.decode()
-        return from_vocabulary(text, str(path)) if path.suffix == ".txt" else json.loads(text)
+        return from_vocabulary(text, str(path)) if path.suffix == ".txt" else parse_json(text)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BadInputError(
             f"{path}: not a tokenizer ({error}); give a tokenizer.json, vocab.txt or .model"

@@ -15,7 +15,6 @@ at once.
 
 import contextlib
 import itertools
-import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from etils import epath
 
 from widenet_jax.data.input_files import read_input
 from widenet_jax.errors import BadInputError, check_format, first_line
-from widenet_jax.files import readable, write_json
+from widenet_jax.files import parse_json, readable, write_json
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
@@ -82,7 +81,7 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
         )
     content = read_input(path)
     try:
-        manifest = dict(json.loads(content))
+        manifest = dict(parse_json(content))
     except (ValueError, TypeError) as error:
         raise BadInputError(f"{path}: not valid JSON ({error}); prepare the set again") from None
     check_format(manifest, FORMAT_VERSION, place=path)

@@ -13,6 +13,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
+from widenet_jax.config.files import configs_module
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import absolute, is_remote
@@ -23,6 +24,7 @@ from widenet_jax.specs import MODELS, SAME_CLASSES, WHERE_IT_FITS, model_spec, p
 from widenet_jax.trained import Trained
 from widenet_jax.typing import PyTree
 
+variants = configs_module("variants")
 # Fields of `config.model` that change what a backbone computes and no shape of its parameters: a
 # run must have the pretrained ones. Others that do, such as a router, a run may choose anew.
 CHECKED = ("attention.name", "attention.num_heads", "norm_epsilon", "activation")
@@ -175,6 +177,14 @@ def differing_fields(stored: Mapping[str, Any], model: Mapping[str, Any], place:
       BadInputError: one of them is in `CHECKED`; the message has the flags to add.
     """
     there, here = flat_fields(stored), flat_fields(model)
+    widths = there.get("embed_dim"), here.get("embed_dim")
+    if None not in widths and widths[0] != widths[1]:
+        name = variant_of(there)
+        fix = f"it is {name}: name that after the colon of --config, as :{name}"
+        raise BadInputError(
+            f"config.init_from={place} has embed_dim={widths[0]}, this run's model {widths[1]}; "
+            + (fix if name else "finetune with the config.model it was trained with")
+        )
     differ = [name for name in here if name in there and there[name] != here[name]]
     if refused := [name for name in CHECKED if name in differ]:
         named = ", ".join(f"{name}={here[name]}" for name in refused)
@@ -188,6 +198,23 @@ def differing_fields(stored: Mapping[str, Any], model: Mapping[str, Any], place:
         for name in differ
         if name.rpartition(".")[2] not in WITHOUT_EFFECT and not name.startswith("moe.losses.")
     ]
+
+
+def variant_of(fields: Mapping[str, Any]) -> str:
+    """Returns the name of the model that is most like some fields; "" if none has their size.
+
+    Args:
+      fields: as of `flat_fields`.
+    """
+    kinds = (variants.IMAGES, variants.TEXTS, variants.LANGUAGE)
+    known = {
+        name: flat_fields(variants.model_section(name)) for kind in kinds for name in kind.names
+    }
+    size = ("name", "embed_dim", "depth")
+    alike = [name for name, of in known.items() if all(of[k] == fields.get(k) for k in size)]
+    return min(
+        alike, key=lambda name: sum(fields.get(k) != v for k, v in known[name].items()), default=""
+    )
 
 
 def flat_fields(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from widenet_jax.config.imports import import_remembered
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
-from widenet_jax.files import absolute, read_json, split_checkpoint
+from widenet_jax.files import absolute, is_text, read_json, split_checkpoint
 from widenet_jax.inference.exported import RECORD, read_exported
 from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.param_names import named_leaves
@@ -93,7 +93,7 @@ def read_model(
             )
         exported = read_exported(path)
         import_remembered(exported.config, place)
-        return exported
+        return with_names(exported, place)
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     found = load_checkpoint(path, sharding, which) if path.is_dir() else None
     if found is None:
@@ -105,13 +105,24 @@ def read_model(
     import_remembered(config, place)
     metric = resolve(task_spec(config["task"]["name"]).task).primary_metric_of(ConfigDict(config))
     apart = OF_THE_RUN | {metric.name}  # which the meta of best/ has
-    return Stored(
+    stored = Stored(
         params=to_host(found.items["params"]),
         config=config,
         info={k: v for k, v in found.meta.items() if k not in apart},
         step=step,
         result=result_at(path, step),
     )
+    return with_names(stored, place)
+
+
+def with_names(model: Stored, place: str) -> Stored:
+    """Returns a model; raises BadInputError where no file or screen could show a class's name."""
+    if odd := [name for name in model.class_names if not is_text(name)]:
+        raise BadInputError(
+            f"{place}: the class name {odd[0]!r} is no text of whole characters (UTF-8); write it "
+            "again in the class_names.json of an export"
+        )
+    return model
 
 
 def result_at(workdir: epath.Path, step: int) -> dict[str, Any]:

@@ -22,11 +22,15 @@ dropout and noise. A caller that wants the intermediate results of single blocks
 To add a model: one file, and its `specs.ModelSpec`.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from widenet_jax.errors import check_section, choose
 from widenet_jax.nn.attention import ATTENTIONS
@@ -68,7 +72,54 @@ def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
 def parameter_shapes(model: nn.Module, input_spec: Shapes) -> PyTree:
     """Returns shapes and dtypes of a model's parameters, without allocating any."""
     init = partial(model.init, train=False)
-    return jax.eval_shape(init, jax.random.key(0), dict(input_spec))["params"]
+    with nn.intercept_methods(traced_once()):
+        return jax.eval_shape(init, jax.random.key(0), dict(input_spec))["params"]
+
+
+def traced_once() -> Callable[..., Any]:
+    """Returns an interceptor for `init` under `eval_shape` that runs equal modules once.
+
+    A deep model takes seconds to trace otherwise. A module with the settings and the shapes of
+    inputs of an earlier one gets parameters and outputs of its shapes, all zeros.
+    """
+    known: list[tuple[Any, PyTree, PyTree]] = []  # settings and inputs, parameters, outputs
+
+    def call(run: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext):
+        module = context.module
+        if context.method_name != "__call__":
+            return run(*args, **kwargs)
+        fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
+        begun = bool(module.variables.get("params"))  # of a shared module that ran before
+        asked = type(module), shapes_of((fields | {"name": "", "parent": begun}, args, kwargs))
+        for one, params, outputs in known:
+            if one == asked:
+                for name, value in ({} if begun else zeros_like(params)).items():
+                    module.put_variable("params", name, value)
+                return zeros_like(outputs)
+        outputs = run(*args, **kwargs)
+        known.append((asked, shapes_of(module.variables.get("params", {})), shapes_of(outputs)))
+        return outputs
+
+    return call
+
+
+def shapes_of(tree: PyTree) -> PyTree:
+    """Returns a tree with the shape and dtype of each array, and its other leaves as they are."""
+
+    def shape(x: Any) -> Any:
+        is_array = isinstance(x, jax.Array | np.ndarray)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array else x
+
+    return jax.tree.map(shape, tree)
+
+
+def zeros_like(shapes: PyTree) -> PyTree:
+    """Returns zeros for each shape in a tree, and its other leaves as they are."""
+
+    def zeros(x: Any) -> Any:
+        return jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x
+
+    return jax.tree.map(zeros, shapes)
 
 
 def count_parameters(shapes: PyTree) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from widenet_jax.config.files import configs_module
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadInputError, choose, similar
 from widenet_jax.ops.plan import printed
 
 ENTROPY_OF = configs_module("sizes").ENTROPY_OF
@@ -187,8 +187,13 @@ def chosen(names: Sequence[str], sizes: Sequence[str] = PAPER_SIZES) -> list[Pap
     """Returns the experiments of those names or `GROUPS`, with the rows of those sizes.
 
     Raises:
-      BadInputError: an unknown size, or an experiment named without a row of those sizes.
+      BadInputError: an unknown name or size, or an experiment named without a row of those sizes.
     """
+    known = EXPERIMENTS | GROUPS
+    if unknown := [name for name in names if name not in known]:
+        near = similar(unknown[0], known)
+        meant = f"did you mean {near}? " if near else ""
+        raise BadInputError(f"no experiment {unknown[0]!r}; {meant}--list prints all names")
     for size in sizes:
         choose(dict.fromkeys(PAPER_SIZES), size, field="sizes")
     wanted = {one for name in names for one in GROUPS.get(name, [name])}

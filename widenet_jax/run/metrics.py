@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.errors import BadInputError, RunFailedError, first_line, require
-from widenet_jax.files import absolute, is_remote, write_bytes
+from widenet_jax.files import absolute, is_remote, parse_json, write_bytes
 from widenet_jax.run.stopping import say
 
 Metrics = Mapping[str, object]
@@ -135,7 +135,7 @@ class JsonLines:
 def parse(line: bytes) -> dict | None:
     """Parses one record; returns None for an incomplete line (left by a killed run) or garbage."""
     try:
-        record = json.loads(line)
+        record = parse_json(line)
         return record if line.endswith(b"\n") and isinstance(record["step"], int) else None
     except (ValueError, KeyError, TypeError):
         return None

@@ -106,7 +106,7 @@ def changed_fields(stored_file: epath.Path, config: ConfigDict) -> dict[str, str
       BadInputError: the file is no JSON object.
     """
     try:
-        stored = flatten({**json.loads(stored_file.read_text())})
+        stored = flatten({**files.parse_json(stored_file.read_text())})
     except (ValueError, TypeError):
         raise BadInputError(
             f"{stored_file} is no JSON object, so it was changed or damaged; restore it from a "

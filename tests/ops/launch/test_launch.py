@@ -470,9 +470,10 @@ def test_names_of_tpus():
     names = {"imagenet.py:widenet_b,moe=false": "imagenet-widenet-b-moe-false", "1.py": "widenet"}
     for config, name in names.items():
         assert check_name(default_name(f"configs/{config}")) == name
-    for name in ("", "Upper", "under_score", "1st", "ends-", "a" * 41):
-        with pytest.raises(BadInputError, match="--name="):
+    for name in ("", "Upper", "under_score", "1st", "ends-", "a" * 41, "two\nlines"):
+        with pytest.raises(BadInputError, match="--name=") as caught:
             check_name(name)
+        assert "\n" not in str(caught.value)
 
 
 def test_an_installation_without_a_checkout_cannot_launch(tmp_path: Path):

@@ -9,6 +9,7 @@ from widenet_jax.config.files import import_file
 from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan import printed, report
 from widenet_jax.ops.plan.compile import CompiledStep
+from widenet_jax.ops.plan.printed import Printed
 from widenet_jax.ops.plan.report import plan_rows
 from widenet_jax.ops.plan.schedule import Schedule
 from widenet_jax.ops.plan.topology import Topology
@@ -89,7 +90,7 @@ def test_several_slices_are_columns(plan, capsys: pytest.CaptureFixture):
 
 
 def test_counts(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    """One row stands for all; it needs no compiler."""
+    """One row stands for all; it needs no compiler. A row is shown before the next is counted."""
     for rows in ("PRETRAINING", "TEXT", "LANGUAGE"):
         monkeypatch.setattr(printed, rows, ())
     monkeypatch.setattr(printed, "FINETUNING", printed.FINETUNING[:1])
@@ -97,6 +98,14 @@ def test_counts(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
     (row,) = json.loads(capsys.readouterr().out)
     assert row == {"tables": "5", "model": "ViT-B", "variant": "vit_b", "params": 85_806_346,
                    "params_unrolled": 85_806_346, "printed": 85, "agrees": True}  # fmt: skip
+    monkeypatch.setattr(printed, "FINETUNING", (*printed.FINETUNING, Printed("no_model", "")))
+    assert import_file(str(ROOT / "scripts/plan.py")).main(["--counts"]) == 2
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == [
+        "5",
+        "ViT-B",
+        "85M",
+        "85,806,346",
+    ]
 
 
 @pytest.mark.parametrize(

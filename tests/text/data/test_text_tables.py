@@ -235,6 +235,7 @@ def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):
         ("dev", {}, r"dev.tsv row 2: label 'maybe' is none of the 2"),
         ("same", {"train_split": "same"}, "have 1 different values"),
         ("train", {"label_names": "a,b,c"}, "row 1: label 'no' is none of the 3 classes"),
+        ("train", {"label_names": "no,yes,maybe"}, r"no row of 1 of the 3 classes \('maybe'\) of"),
         ("train", {"label_names": "no,no,yes"}, "label_names=no,no,yes: give each class"),
         ("train", {"label_names": "no,yes,"}, "label_names=no,yes,: give each class"),
     ):

@@ -257,7 +257,7 @@ def check_name(name: str) -> str:
     """Returns `name`; raises BadInputError unless Google's tools accept it."""
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
         allowed = "up to 40 lower-case letters, digits and hyphens, starting with a letter"
-        raise BadInputError(f"--name={name}: use {allowed}")
+        raise BadInputError(f"--name={name!r}: use {allowed}")
     return name
 
 

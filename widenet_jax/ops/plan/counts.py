@@ -1,13 +1,20 @@
 """Parameter counts of every row of the papers' tables, with the printed figures."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from widenet_jax.config.files import configs_module
-from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.build import (
+    build_model,
+    count_parameters,
+    count_unrolled,
+    parameter_shapes,
+    traced_once,
+)
 from widenet_jax.ops.plan import printed
 from widenet_jax.typing import Shapes
 
@@ -27,22 +34,23 @@ TEXT_INPUTS = {
 }
 
 
-def count_rows() -> list[dict[str, Any]]:
+def count_rows() -> Iterator[dict[str, Any]]:
     """Counts the parameters of every model in the papers' tables.
 
-    Returns:
-      One dict per model: tables, model, variant, params, params_unrolled, printed and agrees.
-      `printed` is the paper's figure in millions, None if it prints none. `agrees` says whether our
-      count, truncated to millions (a text model's: rounded), equals it. `note` stands at the two
-      slips of Table 5, at the text models, which also have the counts of `count_text`, and at the
-      language models.
+    Yields:
+      One dict per model, as soon as it is counted: tables, model, variant, params,
+      params_unrolled, printed and agrees. `printed` is the paper's figure in millions, None if it
+      prints none. `agrees` says whether our count, truncated to millions (a text model's: rounded),
+      equals it. `note` stands at the two slips of Table 5, at the text models, which also have
+      the counts of `count_text`, and at the language models.
     """
-    return [
-        *(image_row(row, num_classes=1000, pre_logits=True) for row in printed.PRETRAINING),
-        *(image_row(row, num_classes=10, pre_logits=False) for row in printed.FINETUNING),
-        *(text_row(row) for row in printed.TEXT),
-        *(language_row(row) for row in printed.LANGUAGE),
-    ]
+    with nn.intercept_methods(traced_once()):  # models have layers in common
+        for row in printed.PRETRAINING:
+            yield image_row(row, num_classes=1000, pre_logits=True)
+        for row in printed.FINETUNING:
+            yield image_row(row, num_classes=10, pre_logits=False)
+        yield from map(text_row, printed.TEXT)
+        yield from map(language_row, printed.LANGUAGE)
 
 
 def row_of(
@@ -125,14 +133,13 @@ def count_text(variant: str) -> dict[str, int]:
     }
 
 
-def counts_table(rows: list[dict[str, Any]]) -> str:
-    """Formats the rows of `count_rows` for people."""
-    lines = [f"{'tables':<12}{'model':<29}{'printed':>9}{'ours':>13}{'unrolled':>15}  variant"]
+def counts_table(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yields a line for people for each of the rows of `count_rows`, after a header."""
+    yield f"{'tables':<12}{'model':<29}{'printed':>9}{'ours':>13}{'unrolled':>15}  variant"
     for row in rows:
         printed = "-" if row["printed"] is None else f"{row['printed']:.6g}M"
         note = f"  ({row['note']})" if "note" in row else ""
-        lines.append(
+        yield (
             f"{row['tables']:<12}{row['model']:<29}{printed:>9}{row['params']:>13,}"
             f"{row['params_unrolled']:>15,}  {row['variant']}{note}"
         )
-    return "\n".join(lines)

@@ -8,7 +8,6 @@ must have rows.
 import codecs
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from widenet_jax.data.input_files import class_names, open_parquet
 from widenet_jax.data.labelled import check_class_names
 from widenet_jax.data.splits import check_part, parse_slice, parts_of, slice_of
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
-from widenet_jax.files import absolute
+from widenet_jax.files import absolute, parse_json
 
 # Hugging Face and TFDS call the evaluation split validation, GLUE's files dev.
 _OTHER_NAMES = (("dev", "validation"), ("validation", "dev"))
@@ -168,8 +167,8 @@ def _from_json(file: epath.Path) -> Columns:
     text = read_text(file).strip()
     try:
         lines = [text] if text.startswith("[") else filter(str.strip, text.split("\n"))
-        found = [json.loads(line) for line in lines]
-    except (ValueError, RecursionError) as error:
+        found = [parse_json(line) for line in lines]
+    except ValueError as error:
         reason = first_line(error)
         raise BadInputError(
             f"{file}: neither a JSON list of objects nor an object a line ({reason})"

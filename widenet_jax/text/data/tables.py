@@ -93,6 +93,8 @@ class Table:
         self.class_names = tuple(names)
         self._where = [row.where for row in rows]
         self._labels = label_numbers(rows, self.class_names, data["label_names"])
+        if split == data["train_split"] and not info.get("class_names"):
+            check_classes(self._labels, names, split)
         tokenizer = sequences.tokenizer_for(data, info)
         paired = rows[0].pair is not None
         self.info = {
@@ -245,6 +247,16 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
             f"({shown(class_names)}), as in the training split or the model"
         )
     return np.array([index[row.label] for row in rows], np.int32)
+
+
+def check_classes(labels: np.ndarray, class_names: Sequence[str], split: str) -> None:
+    """Raises BadInputError where the training split has no row of a class."""
+    present = set(labels.tolist())
+    if missing := [name for number, name in enumerate(class_names) if number not in present]:
+        raise BadInputError(
+            f"split {split} has no row of {len(missing)} of the {len(class_names)} classes "
+            f"({shown(missing)}) of config.data.label_names; name the labels that it has"
+        )
 
 
 def example_of(config: Any, _: Any) -> dict[str, ArraySpec]:
