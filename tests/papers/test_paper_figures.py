@@ -42,7 +42,7 @@ def test_a_table_shows_the_papers_numbers_and_ours(tmp_path: Path, drawn):
     assert dots == [[50, 0], [60, 1], [55, 3]]
     assert [text.get_text() for text in own.texts] == ["NaN"]
     assert own.get_xlabel() == "top-1 %, ours"  # one seed has neither bars nor strokes
-    assert paper.get_yticklabels()[0].get_text() == "one (here v)"
+    assert paper.get_yticklabels()[0].get_text() == "one\n(here v)"
 
 
 def usage_of(importance: np.ndarray) -> ExpertUsage:
@@ -149,7 +149,9 @@ def test_norms_in_numbers():
     """
     curves = {"ViT-B": np.array([[2.0, 1.0]]), "WideNet-B": np.array([[0.0, 4.0], [2.0, 6.0]])}
     text = figures.markdown(EXPERIMENTS["fig4"], SMALL, curves)
-    assert "| WideNet-B | 1.0000 | 5.0000 | 3.0000 ± 1.4142 | 2 |" in " ".join(text.split())
-    assert "WideNet-B's mean is 2.00 times ViT-B's, and it is above in 1 of 2 blocks" in text
+    assert "| WideNet-B (here widenet_s) | 1.0000 | 5.0000 | 3.0000 ± 1.4142 | 2 |" in " ".join(
+        text.split()
+    )
+    assert "of widenet_s is 2.00 times vit_s's, and it is above in 1 of 2 blocks" in text
     empty = figures.markdown(EXPERIMENTS["fig4"], SMALL, {})
     assert "|" not in empty and "ViT-B: not run." in empty and "WideNet-B: not run." in empty

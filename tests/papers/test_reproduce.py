@@ -226,7 +226,7 @@ def test_norms_of_finished_runs(digits_run, tmp_path: Path, capsys):
     assert alone.min() > 0
     for found in facts["by_block"].values():
         np.testing.assert_allclose(found, [alone], rtol=1e-6)
-    assert "Here WideNet-B's mean is 1.00 times ViT-B's" in capsys.readouterr().out
+    assert "The mean of widenet_tiny is 1.00 times vit_tiny's" in capsys.readouterr().out
     assert cv2.imread(str(tmp_path / "fig4.png")).size
 
 

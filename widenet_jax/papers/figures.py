@@ -47,7 +47,10 @@ ROUNDS = 5  # of timing a layer
 def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     """Draws every row's metric: the paper's on the left, ours with its spread on the right."""
     metric = experiment.metric.label
-    figure, (paper, own) = subplots(1, 2, size=(11, 1.5 + 0.35 * len(rows)), sharey=True)
+    labels = [shown_label(experiment, row["label"], row["variant"]) for row in rows]
+    labels = [label.replace(" (here", "\n(here") for label in labels]
+    height = 1.5 + sum(0.15 + 0.2 * len(label.splitlines()) for label in labels)
+    figure, (paper, own) = subplots(1, 2, size=(11, height), sharey=True)
     figure.suptitle(experiment.title)
     for place, row in enumerate(rows):
         if isinstance(row["paper"], float) and np.isfinite(row["paper"]):
@@ -61,7 +64,6 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
             own.errorbar(row["mean"], place, xerr=row["std"], color=PALETTE[5], fmt="o", capsize=3)
         elif row["mean"] is not None:
             own.text(0.02, place, "NaN", transform=own.get_yaxis_transform(), va="center")
-    labels = [shown_label(experiment, row["label"], row["variant"]) for row in rows]
     paper.set_yticks(range(len(rows)), labels)
     paper.set_ylim(len(rows) - 0.5, -0.5)
     paper.set(xlabel=f"{experiment.paper_label or metric}, the paper")
@@ -106,8 +108,7 @@ def measure(experiment: PaperExperiment, scale: Scale, measured: Measurements) -
 
 def draw(experiment: PaperExperiment, scale: Scale, found: Mapping[str, Any], out: Path) -> None:
     """Draws what `measure` returned of at least one row."""
-    title = experiment.title
-    models = {row.label: run_of(scale, experiment, row).model for row in experiment.rows}
+    title, models = experiment.title, models_of(experiment, scale)
     by_row = {shown_label(experiment, name, models[name]): one for name, one in found.items()}
     if experiment.statistic in VECTORS:
         draw_norms(by_row, out, title=title)
@@ -117,6 +118,11 @@ def draw(experiment: PaperExperiment, scale: Scale, found: Mapping[str, Any], ou
         draw_shares_of(by_row, out, title=title)
     else:
         draw_co_occurrence(*by_row.values(), out, title=title)
+
+
+def models_of(experiment: PaperExperiment, scale: Scale) -> dict[str, str]:
+    """Returns the model that runs here of each row, by the row's label."""
+    return {row.label: run_of(scale, experiment, row).model for row in experiment.rows}
 
 
 def draw_norms(by_row: Mapping[str, np.ndarray], out: Path, *, title: str) -> None:
@@ -144,11 +150,14 @@ def draw_shares_of(by_row: Mapping[str, ExpertUsage], out: Path, *, title: str) 
 
 def markdown(experiment: PaperExperiment, scale: Scale, by_row: Mapping[str, Any]) -> str:
     """Writes the numbers of a figure by block, and the paper's conclusion."""
-    statistic, table = experiment.statistic, ""
+    statistic, table, models = experiment.statistic, "", models_of(experiment, scale)
     lines = [f"The paper: {experiment.claim}"]
     lines += [f"{row.label}: not run." for row in experiment.rows if row.label not in by_row]
     if by_row:
-        rows = [[name, *cells(one, statistic)] for name, one in by_row.items()]
+        rows = [
+            [shown_label(experiment, name, models[name]), *cells(one, statistic)]
+            for name, one in by_row.items()
+        ]
         first = next(iter(by_row.values()))
         if statistic in VECTORS:
             header = [*map("block {}".format, range(first.shape[1])), "mean", "seeds"]
@@ -159,8 +168,8 @@ def markdown(experiment: PaperExperiment, scale: Scale, by_row: Mapping[str, Any
         (one, low), (other, high) = by_row.items()
         above = int((high.mean(axis=0) > low.mean(axis=0)).sum())
         lines.append(
-            f"Here {other}'s mean is {high.mean() / low.mean():.2f} times {one}'s, and it is above "
-            f"in {above} of {low.shape[1]} blocks."
+            f"The mean of {models[other]} is {high.mean() / low.mean():.2f} times "
+            f"{models[one]}'s, and it is above in {above} of {low.shape[1]} blocks."
         )
     return page(experiment.title, scale.about_of(experiment), table, lines)
 

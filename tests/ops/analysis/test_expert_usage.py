@@ -12,7 +12,7 @@ from widenet_jax.data.blocks import read_example
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.captured import token_routing
-from widenet_jax.ops.analysis.figures import draw_load
+from widenet_jax.ops.analysis.figures import draw_load, plot_by_block
 from widenet_jax.ops.analysis.usage import ExpertUsage, measure_usage
 from widenet_jax.run.figures import subplots
 from widenet_jax.vision.task import to_unit_range
@@ -54,6 +54,13 @@ def test_bars_have_their_experts_numbers():
     draw_load(axis, BY_HAND)
     assert [text.get_text() for text in axis.texts] == ["0"] * 5 + ["1", "1", "1", "", "1"]
     assert [text.get_color() for text in axis.texts[4:6]] == ["white", "black"]  # blue, orange
+
+
+def test_the_highest_marker_is_whole():
+    """A flat curve: matplotlib's own margin, a share of its span, would be a two-thousandth."""
+    _, axis = subplots(size=(3, 3))
+    plot_by_block(axis, {"a": ((0, 1), np.array([1.0, 1.01]))}, ylabel="y")
+    assert axis.get_ylim() == pytest.approx((0, 1.05 * 1.01))
 
 
 def test_agreement_by_hand():

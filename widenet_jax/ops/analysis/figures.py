@@ -238,6 +238,6 @@ def plot_by_block(axis: Axes, curves: Mapping[str, tuple], *, ylabel: str) -> No
         if band:
             axis.fill_between(blocks, *band, color=colour, alpha=0.2, lw=0)
     axis.set(xlabel="block", ylabel=ylabel)
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.05 * axis.dataLim.ymax)  # from 0, with room for the highest marker
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)
