@@ -97,6 +97,10 @@ def test_shares_in_numbers(tmp_path: Path, drawn):
     assert [*last.lines[1].get_ydata()] == pytest.approx([86, 6, 6, 2])
     assert 1 < first.get_ylim()[0] < 2 and first.get_ylim()[1] < 110  # the curves fill the axis
     assert labels(first, "y") == {"2", "5", "10", "20", "50", "100"}
+    long = {f"S-BASE, K = 2, G = {k} (paper: K = 4, G = 128)": EVEN for k in range(3)}
+    figures.draw_shares_of(long, tmp_path / "long.png", title="")
+    legend = drawn[1].legends[0].get_window_extent()
+    assert 0 < legend.x0 < legend.x1 < drawn[1].bbox.x1
     # Two thirds of expert 0's tokens go to 2 as well, and all tokens of 1 go to 0.
     assert figures.cells(EVEN, "together") == ["1 with 0: 100%", "1 with 0: 100%"]
 

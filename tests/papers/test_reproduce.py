@@ -105,7 +105,7 @@ def test_tables_and_pictures_are_written_and_nothing_runs_twice(stand_in, tmp_pa
     flags = ("table1", "fig3", *SMOKE, f"--workdir={tmp_path}", "--seeds=2", "--workers=2")
     assert call(*flags, "--sizes=l,b") == 0
     printed = capsys.readouterr().out
-    assert "50.00 ± 0.00 (2 seeds)" in printed
+    assert "50.00 ± 0.00 (2 seeds; 95%: 50.00 to 50.00)" in printed
     for name in ("table1", "fig3"):
         assert (tmp_path / f"{name}.md").read_text() in printed
         assert cv2.imread(str(tmp_path / f"{name}.png")).size
@@ -167,7 +167,7 @@ def test_a_failed_run_is_exit_code_3(stand_in, tmp_path: Path, capsys):
     arguments = ["fig3", *SMOKE, f"--workdir={tmp_path}", "--seeds=14"]  # the last one is seed 13
     assert call(*arguments, "--workers=4") == 3
     out = capsys.readouterr().out
-    assert "50.00 ± 0.00 (13 seeds); 1 failed" in out
+    assert "50.00 ± 0.00 (13 seeds; 95%: 50.00 to 50.00); 1 failed" in out
 
 
 def test_one_workdir_holds_one_experiment(stand_in, tmp_path: Path, capsys):

@@ -93,7 +93,7 @@ def test_models_of_bytes_are_compared_by_bits_and_equal_models_are_one_run():
     assert {one.metric.name for one in small} == {"bits_per_byte"}
     assert [one.paper_label for one in small] == ["perplexity", "bits a byte"]
     labels = {row.label for row in small[1].rows}
-    assert {"Switch, K = 1, G = 128 (paper: K = 1, G = 512)", "  K = 8", "dense"} <= labels
+    assert {"Switch, K = 1, G = 128 (paper: G = 512)", "  K = 8", "dense"} <= labels
     assert small[1].title.endswith("(with Table 10); byte_s in place of enwik8")
     first = runs_of(SCALES["small"], small[:1])
     assert first == runs_of(SCALES["small"], small) and len(first) == 19

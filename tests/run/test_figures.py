@@ -142,7 +142,9 @@ def labels(axis: Axes, side: str) -> set[str]:
 
 def test_numbers_on_axes_are_plain(tmp_path: Path, drawn):
     """By itself matplotlib would write 1e6, +1e5 and 10^-3 here."""
-    figure, (steps, rates) = subplots(1, 2, size=(8, 4))
+    figure, (steps, rates, times) = subplots(1, 3, size=(12, 4))
+    times.plot([0, 1], [0.84, 1.82])
+    times.set_yscale("log")
     steps.plot([0, 3_000_000], [100_000.001, 100_000.003])
     rates.plot([2e-4, 2e-2], [1e-7, 3e-7])
     rates.set_xscale("log")
@@ -151,6 +153,7 @@ def test_numbers_on_axes_are_plain(tmp_path: Path, drawn):
     assert len(labels(steps, "y")) > 2
     assert all(re.fullmatch(r"100000\.00\d+", label) for label in labels(steps, "y"))
     assert {"0.001", "0.01"} <= labels(rates, "x")
+    assert {"1", "1.2", "1.4", "1.6", "1.8"} <= labels(times, "y")  # not 0.9 and 1 alone
     assert all(re.fullmatch(r"0\.0000\d+", label) for label in labels(rates, "y"))
     for axis in (steps, rates):
         assert not axis.xaxis.get_offset_text().get_text()

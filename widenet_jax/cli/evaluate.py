@@ -118,7 +118,8 @@ def evaluate_classifier(
         write_bytes(options.predictions, content.encode(errors="surrogateescape"))
     accuracy = classification.accuracy_of(names, found)
     result |= accuracy.as_json(unit)
-    intervals, top_1 = result["intervals"], f"{result['top_1']:.2%}"
+    intervals = result["intervals"]
+    top_1 = f"{result['top_1']:.2%}{interval_text(intervals['top_1'])}"
     if out:
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
         title = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}, top-1 {top_1}"

@@ -144,7 +144,8 @@ def draw_shares_of(by_row: Mapping[str, ExpertUsage], out: Path, *, title: str) 
     for place, axis in enumerate(axes):
         plot_shares(axis, {name: usage.sorted_shares[place] for name, usage in by_row.items()})
         axis.label_outer()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    place = {"loc": "outside lower center", "ncols": 2, "fontsize": 8}
+    figure.legend(*axes[0].get_legend_handles_labels(), **place)
     save(figure, out)
 
 

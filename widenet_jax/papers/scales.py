@@ -214,13 +214,13 @@ def of_scale(scale: Scale, experiment: PaperExperiment) -> PaperExperiment:
 
 
 def label_at(size: str, row: PaperRow) -> str:
-    """Returns a row's label with K and G of a size: "K = 1, G = 128 (paper: K = 1, G = 512)"."""
+    """Returns a row's label with K and G of a size: "K = 1, G = 128 (paper: G = 512)"."""
     section = variants.model_section(language_variant(size, row))
     part = section["moe"] or section["top_k_mlp"] or {}
     own = {"K": part.get("num_selected_experts", part.get("num_active")), "G": part.get("mlp_dim")}
     label = K_OR_G.sub(lambda found: f"{found[1]} = {own[found[1]]}", row.label)
-    printed = ", ".join(found[0] for found in K_OR_G.finditer(row.label))
-    return label if label == row.label else f"{label} (paper: {printed})"
+    others = [found[0] for found in K_OR_G.finditer(row.label) if found[0] not in label]
+    return f"{label} (paper: {', '.join(others)})" if others else label
 
 
 def is_at_size(size: str, row: PaperRow) -> bool:

@@ -19,7 +19,14 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure  # not pyplot, which opens windows and keeps figures alive
 from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import (
+    LogFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    ScalarFormatter,
+)
 
 from widenet_jax.config.files import stored_config
 from widenet_jax.files import read_json, write_bytes
@@ -194,11 +201,15 @@ def write_decimals(axis: Axis) -> None:
     elif isinstance(formatter, LogFormatter):
         low, high = axis.get_view_interval()
         axis.set_major_formatter(decimals)
+        found = isinstance(axis.get_major_locator(), LogLocator)  # else the code set the ticks
+        if found and high < 3 * low:  # too few ticks of the scale's own
+            axis.set_major_locator(MaxNLocator(6))
+            axis.set_minor_locator(NullLocator())
         # Over larger spans the labels of all minor ticks would run into each other. Labels side by
         # side need more room than labels above each other.
         crowded = high >= (2 if isinstance(axis, XAxis) else 10) * low
         axis.set_minor_formatter(NullFormatter() if crowded else decimals)
-        if crowded and high < 100 * low and isinstance(axis.get_major_locator(), LogLocator):
+        if found and crowded and 3 * low <= high < 100 * low:
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # of one decade alone, one number
 
 
