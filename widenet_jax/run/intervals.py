@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 Z = 1.959964  # the normal distribution's 97.5% quantile
 RESAMPLES = 1000
@@ -29,6 +28,8 @@ def accuracy_interval(result: Mapping[str, Any]) -> Interval | None:
 
 def mean_over_seeds(values: Sequence[float]) -> Interval:
     """Returns the interval of the mean of n >= 2 seeds, by Student's t: the seeds vary."""
+    from scipy import special  # takes long to import
+
     n, mean = len(values), statistics.fmean(values)
     half = special.stdtrit(n - 1, 0.975) * statistics.stdev(values) / math.sqrt(n)
     return float(mean - half), float(mean + half)
