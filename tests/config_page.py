@@ -13,12 +13,7 @@ from widenet_jax.specs import task_spec
 INTRODUCTION = """\
 # The fields of a config
 
-`--config.FIELD=VALUE` sets a field, in every command that takes a config:
-
-    python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits \\
-        --config.optimizer.learning_rate=1e-3 --config.duration="20 epochs"
-
-A config file takes the defaults below and changes what its experiment needs. `--print_config`
+`--config.FIELD=VALUE` sets a field, in every command that takes a config. A config file takes the defaults below and changes what its experiment needs. `--print_config`
 prints the fields of one config, or of a run:
 
     python -m widenet_jax.main --config=configs/imagenet.py:widenet_l --print_config
