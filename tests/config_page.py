@@ -13,8 +13,9 @@ from widenet_jax.specs import task_spec
 INTRODUCTION = """\
 # The fields of a config
 
-`--config.FIELD=VALUE` sets a field, in every command that takes a config. A config file takes the defaults below and changes what its experiment needs. `--print_config`
-prints the fields of one config, or of a run:
+`--config.FIELD=VALUE` sets a field, in every command that takes a config. A config file takes the
+defaults below and changes what its experiment needs. `--print_config` prints the fields of one
+config, or of a run:
 
     python -m widenet_jax.main --config=configs/imagenet.py:widenet_l --print_config
     python -m widenet_jax.main --workdir=runs/digits --print_config

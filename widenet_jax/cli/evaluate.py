@@ -153,6 +153,7 @@ def evaluate_task(
     """
     from widenet_jax.files import write_json
     from widenet_jax.inference.over_source import metrics_over_source
+    from widenet_jax.run.intervals import interval_text, share_intervals
 
     spec, opened = task_spec(trained.config.task.name), None
     if options.file:
@@ -165,4 +166,7 @@ def evaluate_task(
         for name, content in resolve(spec.answers)(trained.task, rows, source).items():
             write_json(out / name, content)
     text = {name: number(value) + beside(name, result) for name, value in metrics.items()}
+    if intervals := share_intervals(metrics):
+        result["intervals"] = intervals
+        text |= {k: text[k] + interval_text(of, percent=False) for k, of in intervals.items()}
     return [(name.replace("_", " "), one) for name, one in text.items()] + routing_rows(result)

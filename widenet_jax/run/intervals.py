@@ -10,6 +10,8 @@ import numpy as np
 Z = 1.959964  # the normal distribution's 97.5% quantile
 RESAMPLES = 1000
 Interval = tuple[float, float]
+# Metrics that are shares of these. Packed sequences have more orders, and a narrower interval.
+UNITS = {"order_accuracy": "sequences", "exact": "questions"}
 
 
 def wilson(share: float, count: int) -> Interval:
@@ -24,6 +26,12 @@ def accuracy_interval(result: Mapping[str, Any]) -> Interval | None:
     """Returns the interval of a result's `test_accuracy`; None without it or its examples."""
     share, count = result.get("test_accuracy"), result.get(f"test_{result.get('unit')}")
     return wilson(share, count) if share is not None and count else None
+
+
+def share_intervals(metrics: Mapping[str, Any]) -> dict[str, Interval]:
+    """Returns the interval of each metric in UNITS, of metrics that have its number of units."""
+    found = {name: metrics.get(unit) for name, unit in UNITS.items() if name in metrics}
+    return {name: wilson(metrics[name], count) for name, count in found.items() if count}
 
 
 def mean_over_seeds(values: Sequence[float]) -> Interval:
