@@ -134,6 +134,16 @@ def test_an_extension_is_marked_where_the_rate_rises_again(tmp_path: Path, drawn
     assert [*drawn[0].axes[0].lines[-1].get_xdata()] == [6, 6]
 
 
+def test_long_titles_take_more_lines(tmp_path: Path, drawn):
+    figure, axis = subplots(size=(4, 3))
+    figure.suptitle("a title of many words " * 5)
+    axis.set_title("a title of many words " * 5)
+    save(figure, tmp_path / "a.png")
+    for title in (*figure.texts, axis.title):
+        box = title.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+
+
 def labels(axis: Axes, side: str) -> set[str]:
     """Returns the labels of all ticks of "x" or "y"."""
     ticks = getattr(axis, f"{side}axis").get_ticklabels(which="both")

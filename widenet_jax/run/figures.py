@@ -267,8 +267,11 @@ def write_in_cells(axis: Axes, texts: np.ndarray, bright: np.ndarray, fontsize: 
 def save(figure: Figure, out: epath.PathLike) -> None:
     """Writes a figure as PNG, whole or not at all.
 
-    Axes get plain decimals, and text the fonts that its letters need.
+    Axes get plain decimals, titles lines within the figure, and text the fonts that its letters
+    need.
     """
+    for title in (*figure.texts, *(axes.title for axes in figure.axes)):
+        title.set_wrap(True)
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             write_decimals(axis)
