@@ -175,6 +175,8 @@ class TaskSpec:
       predict: None: no command predicts with it.
       methods: what a model offers in Python (`inference.api`), by the name of the method.
       card: its part of the model card.
+      splits_of: (training object, evaluation object, config, config.data with its tokenizer) ->
+        both `Source`s of what Python code gives `widenet_jax.train`; None: it gives sources.
       open_file: (path, config.data.max_length, info) -> source and transform of `--file`.
       answers: (task, rows, source) -> {file name: JSON} that an evaluation writes.
       preview: (config, options) -> None, shows training examples.
@@ -195,11 +197,13 @@ class TaskSpec:
     predict: PredictSpec | None = None
     methods: Mapping[str, Named] = field(default_factory=dict)
     card: CardSpec = field(default_factory=lambda: CardSpec("its task"))
+    splits_of: Named | None = None
     open_file: Named | None = None
     answers: Named | None = None
     preview: Named | None = None
 
 
+PYTHON = "python"  # `config.data.source` where Python code hands over the examples
 # The specs by name, or where they are.
 TASKS: dict[str, str | TaskSpec] = {
     "classification": "widenet_jax.vision.spec:CLASSIFICATION",

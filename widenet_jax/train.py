@@ -4,9 +4,12 @@
 what surrounds the loop: checkpoints, metrics, progress, stop requests.
 """
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -17,16 +20,19 @@ from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.checkpoint.manifest import params_sha256
+from widenet_jax.config.files import load_config
 from widenet_jax.data.contract import Data
 from widenet_jax.data.sources import open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute
+from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.optim.build import averaged, is_frozen, restarted
 from widenet_jax.run import summary
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.session import (
+    OnEvaluation,
     Session,
     attention_of,
     check_agreement,
@@ -38,6 +44,7 @@ from widenet_jax.run.session import (
 )
 from widenet_jax.run.stopping import Stop, StopRequestedError, say
 from widenet_jax.sharding import global_batch, to_host
+from widenet_jax.specs import PYTHON
 from widenet_jax.step import TrainState
 
 COMPILING = (
@@ -55,6 +62,8 @@ def run(
     devices: Sequence[jax.Device] | None = None,
     stop: Stop | None = None,
     profile: int | None = None,
+    splits: tuple[Any, Any] | None = None,
+    on_evaluation: OnEvaluation = lambda step, metrics: None,
 ) -> dict[str, Any]:
     """Trains what a config describes in a workdir; the same call again resumes it.
 
@@ -69,6 +78,8 @@ def run(
       devices: the devices to use; all by default.
       stop: may request an early end.
       profile: number of steps to trace with JAX's profiler.
+      splits: see `open_data`.
+      on_evaluation: see `Session`.
 
     Returns:
       What `result.json` holds, or the findings of another mode.
@@ -89,7 +100,7 @@ def run(
         from widenet_jax.run.profile import Profile, check_profiler
 
         on_every_host(check_profiler)
-    data = on_every_host(partial(open_data, config, workdir))
+    data = on_every_host(partial(open_data, config, workdir, splits))
     check_agreement(on_every_host(partial(same_data, data)))
 
     # Experiment
@@ -111,7 +122,7 @@ def run(
             return evaluate_newest(experiment, data, workdir, stop)
 
         # Restore
-        session = Session(experiment, workdir, stack)
+        session = Session(experiment, workdir, stack, on_evaluation)
         state, meta = session.restore(partial(first_state, experiment, note=lines.append))
         workdirs.check_info(meta, data.data_info.info, workdir=workdir)
         start_step = step = stop.saved = meta.get("step", 0)
@@ -214,6 +225,46 @@ def run(
         return result
 
 
+def train(
+    config: ConfigDict | str,
+    workdir: str | os.PathLike[str],
+    *,
+    data: Any = None,
+    eval_data: Any = None,
+    fields: Mapping[str, Any] | None = None,
+    on_evaluation: OnEvaluation = lambda step, metrics: None,
+    extend: bool = False,
+) -> dict[str, Any]:
+    """Trains in a workdir; the same call again resumes. Also `widenet_jax.train(...)`.
+
+    Args:
+      config: a config, or its file and variant, as "configs/digits.py:vit_tiny".
+      workdir: local or gs://.
+      data: the training examples, an object with `__len__` and `__getitem__`, instead of those that
+        the config names. An image classifier's are (image, label), see `vision.data.objects`, a
+        text classifier's (text, label) or (text, second text, label); of other tasks data is a
+        `data.contract.Source`. An index gives the same example at every read.
+      eval_data: the evaluation examples, as `data`.
+      fields: of the config, by name: {"duration": "2 epochs"}.
+      on_evaluation: called with step and metrics after each evaluation, on the first host.
+      extend: as of `run`.
+
+    Returns: what `result.json` holds.
+
+    Raises: as `run`; never SystemExit.
+    """
+    config = load_config(config) if isinstance(config, str) else ConfigDict(config)
+    flags = [f"--config.{name}={value}" for name, value in (fields or {}).items()]
+    config, splits = set_fields(config, flags, workdir=os.fspath(workdir)), None
+    if (data is None) != (eval_data is None):
+        raise BadInputError("give both data and eval_data, or neither")
+    if data is not None:
+        config.data.update(source=PYTHON, path="")
+        splits = data, eval_data
+    how = {"splits": splits, "on_evaluation": on_evaluation, "extend": extend}
+    return run(config, os.fspath(workdir), **how)
+
+
 def same_on_all_hosts(config: ConfigDict, workdir: epath.Path, mode: str) -> dict[str, object]:
     """Returns what must agree on all hosts, by name."""
     fields = {f"config.{name}": value for name, value in workdirs.shared_fields(config).items()}
@@ -270,3 +321,12 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     note("; ".join(filter(None, (taken, stored.note))))
     placed = jax.device_put(params, jax.tree.map(lambda x: x.sharding, state.params))
     return state.replace(params=placed, opt_state=restarted(state.opt_state, placed))
+
+
+class CallableModule(ModuleType):
+    """This module, which is also the function `widenet_jax.train`."""
+
+    __call__ = staticmethod(train)
+
+
+sys.modules[__name__].__class__ = CallableModule

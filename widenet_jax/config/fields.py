@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from widenet_jax.config.files import configs_module
 from widenet_jax.config.names import nearest_name
 from widenet_jax.errors import BadInputError, check_range, choose
-from widenet_jax.specs import TASKS, task_spec
+from widenet_jax.specs import PYTHON, TASKS, task_spec
 
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 EMPTY = "empty section"
@@ -139,7 +139,7 @@ def check_task(config: ConfigDict, before: str) -> None:
             f"--config.task.name={task}: this config is of the task {before} and has no "
             f"config.{lacking[0]}, which {task} reads; choose a config file of that task"
         )
-    if spec.sources and "data.source" in fields:
+    if spec.sources and fields.get("data.source", PYTHON) != PYTHON:
         choose(spec.sources, config.data.source, field="config.data.source")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.data.blocks import example_spec
+from widenet_jax.data.contents import contents_sha256
 from widenet_jax.data.contract import Data, DataInfo, Source, Stream, StreamInfo, Transform
 from widenet_jax.data.labelled import (
     LabelledImages,
@@ -23,7 +24,7 @@ from widenet_jax.data.labelled import (
 from widenet_jax.data.splits import parse_slice
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.files import TOKENIZER, may_replace, split_checkpoint
-from widenet_jax.specs import resolve, source_spec, task_spec
+from widenet_jax.specs import PYTHON, resolve, source_spec, task_spec
 
 WINDOWS_AT_ONCE = 64
 FRACTION_FIELD = "config.data.eval_fraction"
@@ -47,6 +48,12 @@ def build_source(
         that reads none.
     """
     name = data["source"]
+    if name == PYTHON:
+        raise BadInputError(
+            f"config.data.source={name}: the examples are objects of Python code, which calls "
+            "widenet_jax.train(config, workdir, data=..., eval_data=...); to evaluate on files, "
+            "name their --config.data.source, --config.data.path and --config.data.eval_split"
+        )
     spec = source_spec(name)
     if spec.reads and data.get("path"):
         raise BadInputError(
@@ -105,13 +112,17 @@ def check_slice(split: str, source: Source) -> None:
         )
 
 
-def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
+def open_data(
+    config: Any, workdir: epath.Path | None = None, splits: tuple[Source, Source] | None = None
+) -> Data:
     """Opens both splits of a run.
 
     Args:
       config: of the run.
       workdir: of the run. Where the tokenizer belongs to the model to start from, a run that has
         begun takes its copy in the workdir, and no longer needs that model.
+      splits: objects of training and evaluation, instead of what the config names. Their hash is
+        in `info`, so that the run resumes with the same examples alone.
 
     Raises:
       BadInputError: a split cannot be opened, or the training split's `info` differs from the
@@ -125,8 +136,11 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
         data["tokenizer"] = (
             str(workdir / TOKENIZER) if copied else split_checkpoint(config.init_from)[0]
         )
-    train = build_source(data, data["train_split"])
-    evaluation = build_source(data, data["eval_split"])
+    if splits:
+        train, evaluation = as_sources(splits, config, data)
+    else:
+        train = build_source(data, data["train_split"])
+        evaluation = build_source(data, data["eval_split"])
     check_slice(data["train_split"], train)
     check_slice(data["eval_split"], evaluation)
     if isinstance(train, LabelledImages):
@@ -141,6 +155,8 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
             f"{differing[0]}; prepare both from the same set, or name other splits "
             "(config.data.train_split, config.data.eval_split)"
         )
+    if splits:
+        info["content_sha256"] = contents_sha256(train) + contents_sha256(evaluation)
     train_transform, eval_transform = build_transforms(config, train.info)
     example = example_spec(evaluation, eval_transform, on_bad_example=config.data.on_bad_example)
     counts = ()
@@ -149,6 +165,30 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     size = examples_an_epoch(train, config)
     data_info = DataInfo(size, example, info, stream_info(train, evaluation), counts)
     return Data(train, evaluation, train_transform, eval_transform, data_info)
+
+
+def as_sources(
+    splits: tuple[Any, Any], config: Any, data: Mapping[str, Any]
+) -> tuple[Source, Source]:
+    """Returns the sources of the Python objects that are the splits of a run.
+
+    Args:
+      splits: of training and evaluation.
+      config: of the run.
+      data: `config.data`, with the tokenizer.
+
+    Raises:
+      BadInputError: they hold no examples of the task.
+    """
+    name = config.task.name
+    if splits_of := resolve(task_spec(name).splits_of):
+        return splits_of(*splits, config, data)
+    if not all(hasattr(split, "info") and hasattr(split, "describe") for split in splits):
+        raise BadInputError(
+            f"data of the task {name} is a source (widenet_jax.data.contract.Source): an object "
+            "with info, describe, __len__ and __getitem__"
+        )
+    return splits
 
 
 def with_classes_of(

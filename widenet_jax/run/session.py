@@ -45,6 +45,9 @@ ADVICE = (
 )
 
 
+OnEvaluation = Callable[[int, Mapping[str, Any]], object]
+
+
 class Session:
     """One start of a run in its workdir, locked until `stack` closes.
 
@@ -52,6 +55,7 @@ class Session:
       experiment: what is trained.
       workdir: where it is trained.
       stack: receives everything that must be closed at the end.
+      on_evaluation: called on the first host with step and metrics, after each evaluation.
 
     Attributes:
       watchdog, checkpoints, progress: see their classes.
@@ -63,8 +67,15 @@ class Session:
       BadInputError: the disk is too small, or another process trains in the workdir.
     """
 
-    def __init__(self, experiment: Experiment, workdir: epath.Path, stack: ExitStack):
+    def __init__(
+        self,
+        experiment: Experiment,
+        workdir: epath.Path,
+        stack: ExitStack,
+        on_evaluation: OnEvaluation = lambda step, metrics: None,
+    ):
         self.experiment, self.workdir, self.stack = experiment, workdir, stack
+        self.on_evaluation = on_evaluation
         config, self.main_host = experiment.config, jax.process_index() == 0
         on_every_host(self._prepare_workdir)
         self.watchdog = stack.enter_context(closing(Watchdog(**config.watchdog)))
@@ -173,6 +184,8 @@ class Session:
                  if isinstance(value, float)]  # fmt: skip
         self.note(f"step {step:,}: evaluation {', '.join(shown)}")
         self.writer.flush()
+        if self.main_host:
+            self.on_evaluation(step, metrics)
 
     def is_over(self, step: int) -> bool:
         """Returns whether a run that has evaluated as far as `step` ends there.

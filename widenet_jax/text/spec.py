@@ -95,6 +95,7 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
     sets={"SST-2": (67_349, 2), "MNLI": (392_702, 3)},
     usual=ALBERT,
     last_layer="classifier",
+    splits_of="widenet_jax.text.data.tables:splits_of",
     heads=head("classification", POOLER | {"classifier": specs.Part(specs.SAME_CLASSES)}),
     predict=specs.PredictSpec(
         form="--text=TEXT",

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import left_out_text
-from widenet_jax.errors import BadExampleError, BadInputError, first_line
+from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.trained import Predictions, Trained, best, classifier, shares
-from widenet_jax.vision.data.files import decode, pixels_of, problem_of
+from widenet_jax.vision.data.files import checked_pixels, decode, read_pillow
 from widenet_jax.vision.data.folders import kind_left_out, walk
 from widenet_jax.vision.data.transforms import build_transforms
 
@@ -52,29 +52,9 @@ def read_file(path: str, turn: bool) -> np.ndarray:
         raise BadExampleError(f"{path}: {error.strerror}") from None
 
 
-def read_pillow(image: Image.Image, turn: bool) -> np.ndarray:
-    """Returns an image of Pillow as `read_file` does its file."""
-    where = getattr(image, "filename", "") or "an image of Pillow"
-    if problem := problem_of(image):
-        raise BadExampleError(f"{where}: {problem}")
-    try:
-        return pixels_of(ImageOps.exif_transpose(image) if turn else image)
-    except MemoryError:  # says nothing about the image
-        raise
-    except Exception as error:  # Pillow raises many kinds at damaged files
-        raise BadExampleError(f"{where}: cannot be decoded ({first_line(error)})") from None
-
-
 def rgb(image: np.ndarray) -> np.ndarray:
-    """Returns an array of pixels as uint8 [H, W, 3]."""
-    pixels = np.asarray(image)
-    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    channels = pixels.shape[2:]
-    if pixels.dtype != np.uint8 or channels not in [(1,), (3,)] or not pixels.size:
-        raise BadInputError(
-            f"an image is an array {pixels.dtype} {list(pixels.shape)}; give a path, an image of "
-            "Pillow, or uint8 [height, width, 3] or [height, width]"
-        )
+    """Returns an array of pixels as uint8 [H, W, 3]; raises as `checked_pixels`."""
+    pixels = checked_pixels(image)
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 
 

@@ -85,6 +85,7 @@ CLASSIFICATION = specs.TaskSpec(
         arrays="`image` holds pixels from 0 to 255, cropped and resized as in evaluation "
         "(`config.augment` of the run: eval_crop, eval_crop_fraction); the program scales them.",
     ),
+    splits_of="widenet_jax.vision.data.objects:splits_of",
     preview="widenet_jax.vision.prepare.preview:draw_augmentations",
 )
 

@@ -277,6 +277,18 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     assert opened.data_info.example["tokens"].shape == (6,)
     row = opened.train_transform(opened.train[1], None)
     assert row["tokens"].tolist() == [CLS, 7, 8, 9, SEP, 0] and row["label"] == 1
+    examples = [("a b", "no"), ("c d e", "yes")]  # of Python code, as the files' rows
+    info = dict(open_data(config, splits=(examples, examples[:1])).data_info.info)
+    assert len(info.pop("content_sha256")) == 128 and info == opened.data_info.info
+    for bad, problem in (
+        ([("a b", 1), ("a",)], r"^data\[1\] is neither \(text, label\) nor"),
+        ([("a b", 1), "ab"], r"^data\[1\] is neither"),
+        ([("a b", "c", math.nan)], r"^data\[0\] is neither"),
+        ([("a b", 1), ("a", "b", 2)], "each with one text or each with two"),
+        ([], "^data: give examples"),
+    ):
+        with pytest.raises(BadInputError, match=problem):
+            open_data(config, splits=(bad, examples))
     workdir = epath.Path(tmp_path / "run")  # its copy counts once the run has saved anything
     (workdir / "checkpoints").mkdir(parents=True)
     (workdir / "tokenizer.json").write_text(json.dumps(tokenizer.json))

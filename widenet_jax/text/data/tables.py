@@ -67,7 +67,13 @@ class Table:
       info: the class names, the tokenizer, and "pairs": whether rows have two texts.
     """
 
-    def __init__(self, data: Mapping[str, Any], split: str, info: Mapping[str, Any]):
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        split: str,
+        info: Mapping[str, Any],
+        rows: Sequence[Row] | None = None,
+    ):
         """Reads and tokenises a split.
 
         Args:
@@ -75,6 +81,7 @@ class Table:
           split: see `files`.
           info: of the trained model, whose class names and tokenizer are used. {} in training: the
             class names of the training split, and `config.data.tokenizer`.
+          rows: instead of the split's, whose files are then not read.
 
         Raises:
           BadInputError: a file, column or label is missing or damaged, or a text has no tokens and
@@ -85,7 +92,7 @@ class Table:
                 f"config.data.max_length={data['max_length']} must be at least {LEAST_LENGTH}: "
                 "[CLS], two [SEP] and a token of each text"
             )
-        rows = read_rows(data, split)
+        rows = read_rows(data, split) if rows is None else rows
         names = info.get("class_names") or split_names(data["label_names"])
         if not names:
             train = data["train_split"]
@@ -136,6 +143,35 @@ class Table:
             f"{self.describe(index)}: the {which} is empty ({self._empty.sum():,} such rows); "
             "remove the row, or leave such rows out: --config.data.on_bad_example=skip"
         )
+
+
+def splits_of(train: Any, evaluation: Any, _: Any, data: Mapping[str, Any]) -> tuple[Table, Table]:
+    """Returns both splits of Python objects; see `specs.TaskSpec` and `rows_of`."""
+    first = Table(data, data["train_split"], {}, rows_of(train, "data"))
+    names = {"class_names": first.class_names}
+    return first, Table(data, data["eval_split"], names, rows_of(evaluation, "eval_data"))
+
+
+def rows_of(examples: Any, name: str) -> list[Row]:
+    """Returns the rows of an object with examples (text, label) or (text, second text, label).
+
+    Raises:
+      BadInputError: an example is none, or there are none.
+    """
+    rows = []
+    for index in range(len(examples)):
+        where = f"{name}[{index}]"
+        match examples[index]:
+            case [*texts, label] if len(texts) in (1, 2) and all(map(is_text, texts)):
+                pass
+            case _:
+                texts, label = [], None
+        if not _is_label(label):
+            raise BadInputError(f"{where} is neither (text, label) nor (text, second text, label)")
+        rows.append(Row(texts[0], (*texts, None)[1], str(label).strip(), where))
+    if len({row.pair is None for row in rows}) != 1:
+        raise BadInputError(f"{name}: give examples, each with one text or each with two")
+    return rows
 
 
 def read_rows(data: Mapping[str, Any], split: str) -> list[Row]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from widenet_jax.errors import BadExampleError
+from widenet_jax.errors import BadExampleError, BadInputError, first_line
 
 # Each worker decodes one image at a time; OpenCV's threads would compete for the same cores.
 cv2.setNumThreads(0)
@@ -278,6 +278,37 @@ def pixels_of(image: Any) -> np.ndarray:
         grey = (np.asarray(image) >> 8).astype(np.uint8)
         return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB)
     return np.array(image.convert("RGB"))
+
+
+def read_pillow(image: Any, upright: bool) -> np.ndarray:
+    """Returns an image of Pillow as uint8 [H, W, 3], turned by its EXIF if `upright`.
+
+    Raises:
+      BadExampleError: it cannot be read or decoded.
+    """
+    from PIL import ImageOps
+
+    where = getattr(image, "filename", "") or "an image of Pillow"
+    if problem := problem_of(image):
+        raise BadExampleError(f"{where}: {problem}")
+    try:
+        return pixels_of(ImageOps.exif_transpose(image) if upright else image)
+    except MemoryError:  # says nothing about the image
+        raise
+    except Exception as error:  # Pillow raises many kinds at damaged files
+        raise BadExampleError(f"{where}: cannot be decoded ({first_line(error)})") from None
+
+
+def checked_pixels(image: Any) -> np.ndarray:
+    """Returns an array of pixels as uint8 [H, W, 1 or 3]; raises BadInputError for any other."""
+    pixels = np.asarray(image)
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    if pixels.dtype != np.uint8 or pixels.shape[2:] not in [(1,), (3,)] or not pixels.size:
+        raise BadInputError(
+            f"an image is an array {pixels.dtype} {list(pixels.shape)}; give a path, an image of "
+            "Pillow, or uint8 [height, width, 3] or [height, width]"
+        )
+    return pixels
 
 
 def orientation_of(data: bytes) -> int:

@@ -1,0 +1,63 @@
+"""`wj.train` on Python objects: the guide's example, resumed; other examples; no arguments."""
+
+import re
+from pathlib import Path
+
+import pytest
+from small_runs import ROOT, assert_same_end, at_step, metrics_of
+
+import widenet_jax as wj
+from widenet_jax import train
+from widenet_jax.errors import BadInputError
+
+EXAMPLE = re.search(
+    r"```python\n(import[^`]*wj\.train\([^`]*)```", (ROOT / "docs" / "GUIDE.md").read_text()
+)[1]
+FIELDS = {"duration": "4 epochs", "evaluation.every": "1 epoch", "checkpoint.every": "1 epoch"}
+
+
+@pytest.mark.slow
+def test_the_guides_example_runs_and_resumes(tmp_path: Path, monkeypatch, capsys):
+    """A killed run ends with the same bytes; other examples and labels are refused."""
+    (tmp_path / "first").mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    found: dict = {}
+    exec(compile(EXAMPLE, "GUIDE.md", "exec"), found)
+    first, again = (tmp_path / place / "runs" / "objects" for place in ("first", "again"))
+    evaluations = metrics_of(first, "eval")
+    assert found["result"]["test_accuracy"] > 0.3
+    printed = capsys.readouterr().out.splitlines()
+    told = [tuple(map(float, line.split())) for line in printed[:-1]]
+    assert told == [pytest.approx((one["step"], one["accuracy"]), 1e-6) for one in evaluations]
+
+    again.parent.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "again")
+    at_step(again, first, evaluations[-2]["step"])
+    exec(compile(EXAMPLE, "GUIDE.md", "exec"), {})
+    assert_same_end(again, first)
+    assert capsys.readouterr().out.splitlines() == printed[-2:]
+    examples = found["examples"]
+    other = [(255 - image, label) for image, label in examples]
+    for data, eval_data in ((other, examples[1500:]), (examples[:1499], examples[1500:])):
+        with pytest.raises(BadInputError, match="was trained on data with another content"):
+            how = {"data": data, "eval_data": eval_data, "fields": FIELDS}
+            wj.train("configs/digits.py", again, **how)
+
+
+def test_mistakes_are_exceptions(tmp_path: Path):
+    """Of the config, of a field, of data without evaluation data."""
+    for config, answer, how in (
+        ("configs/digits.py:vit", "no model is named 'vit'", {}),
+        ("configs/digits.py", "the config has no such field", {"fields": {"epochs": 3}}),
+        ("configs/digits.py", "give both data and eval_data", {"data": [(0, 0)]}),
+    ):
+        with pytest.raises(BadInputError, match=answer):
+            wj.train(config, tmp_path / "run", **how)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_function_and_its_module_have_one_name(monkeypatch: pytest.MonkeyPatch):
+    """Before the module is imported, too, when the package looks it up."""
+    assert wj.train is train and callable(train.run)
+    monkeypatch.delattr(wj, "train")
+    assert wj.train is train

@@ -1,0 +1,101 @@
+"""Python objects as labelled images."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_runs import small_config
+
+from widenet_jax.config.fields import override
+from widenet_jax.data.sources import build_source, open_data
+from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.vision.data.objects import splits_of
+
+GREY = np.arange(64, dtype=np.uint8).reshape(8, 8)
+SOURCE = small_config(**{"data.source": "python", "augment.exif_orientation": True})
+TURNED = 6  # EXIF: the first row is the right side
+
+
+class Named(list):
+    """Examples with the names of their classes, as torchvision's sets have them."""
+
+    classes = ("cat", "dog")
+
+
+def split(*examples: tuple, kind: type = list):
+    """Returns the training split of some examples."""
+    return splits_of(kind(examples), [], SOURCE, {})[0]
+
+
+def test_images_of_every_kind(tmp_path):
+    """Arrays with and without channels, a file, its bytes, and Pillow's, turned by its EXIF."""
+    exif = Image.Exif()
+    exif[0x0112] = TURNED
+    file = io.BytesIO()
+    Image.fromarray(np.stack([GREY] * 3, -1)).save(file, "PNG", exif=exif)
+    (tmp_path / "a.png").write_bytes(file.getvalue())
+    picture = Image.open(tmp_path / "a.png")
+    kinds = [GREY, GREY[..., None], np.stack([GREY] * 3, -1), tmp_path / "a.png", file.getvalue()]
+    found = split(*((image, k % 2) for k, image in enumerate([*kinds, picture])))
+    first, second, third, path, data, pillow = (found[i]["image"] for i in range(6))
+    np.testing.assert_array_equal(first, GREY[..., None])
+    np.testing.assert_array_equal(second, first)
+    np.testing.assert_array_equal(third[..., :1], first)
+    assert path == data == file.getvalue()
+    np.testing.assert_array_equal(pillow[..., 0], np.rot90(GREY, -1))
+
+
+def test_labels_are_names_or_numbers():
+    numbers = split((GREY, np.int64(2)), (GREY, 0))
+    assert numbers.class_names == ("0", "1", "2") and numbers[0]["label"] == 2
+    names = split((GREY, "dog"), (GREY, "cat"))
+    assert names.class_names == ("cat", "dog") and names[0]["label"] == 1
+    named = split((GREY, 1), (GREY, "cat"), kind=Named)
+    assert [named[i]["label"] for i in range(2)] == [1, 0]
+    assert named.describe(1) == "data[1]"
+
+
+@pytest.mark.parametrize(
+    ("examples", "answer"),
+    [
+        ([(GREY, 0, 1)], r"data\[0\] is no pair \(image, label\)"),
+        ([(GREY, [0])], r"data\[0\] is no pair"),
+        ([(GREY, -1)], "labels are names of classes, or numbers from 0 on"),
+        ([(GREY, 0), (GREY, "cat")], "labels are names of classes, or numbers from 0 on"),
+        ([], "labels are names of classes, or numbers from 0 on"),
+        ([(GREY.astype(float), 0)], r"data\[0\]: an image is an array float64 \[8, 8, 1\]"),
+        ([("nowhere.jpg", 0)], r"data\[0\]: nowhere.jpg: No such file"),
+    ],
+)
+def test_mistakes_name_the_example(examples, answer):
+    with pytest.raises(BadInputError, match=answer):
+        split(*examples)[0]
+
+
+def test_another_class_than_those_of_the_training_split():
+    _, evaluation = splits_of([(GREY, "cat")], [(GREY, "cow")], SOURCE, {})
+    with pytest.raises(BadInputError, match=r"eval_data\[0\] has the label 'cow', none of the 1"):
+        evaluation[0]
+    _, absent = splits_of([(GREY, 0)], [("nowhere.jpg", 0)], SOURCE, {})
+    with pytest.raises(BadExampleError):  # which a run may skip
+        absent[0]
+
+
+def test_a_run_knows_its_examples_by_length_classes_and_content():
+    def info(train: list, evaluation: list) -> dict:
+        return dict(open_data(SOURCE, splits=(train, evaluation)).data_info.info)
+
+    one, two, other = [(GREY, 0), (GREY, 1)], [(GREY, 0)] * 2, [(GREY + 1, 0), (GREY, 1)]
+    found = info(one, two)
+    assert found["class_names"] == ["0", "1"] and info(list(one), list(two)) == found
+    for changed in (info(other, two), info(one * 2, two), info(one, one)):
+        assert changed["content_sha256"] != found["content_sha256"]
+
+
+def test_without_the_objects_other_data_must_be_named():
+    config = override(SOURCE, ["--config.data.path="])  # a config that commands accept
+    with pytest.raises(
+        BadInputError, match=r"objects of Python code, which calls widenet_jax.trai"
+    ):
+        build_source(config.data, "train")
