@@ -86,3 +86,15 @@ def test_packed_sets(tmp_path: Path, monkeypatch):
         .files()[0]
         .startswith("train-00000-of-00003.array_record 2 ")
     )
+
+
+class Sentences(list):
+    """Examples of texts: lists of arrays of any lengths."""
+
+    def __getitem__(self, index: int) -> dict:
+        return {"sentences": [np.arange(n) for n in super().__getitem__(index)]}
+
+
+def test_sentences_of_different_lengths():
+    found = [contents_sha256(Sentences([lengths])) for lengths in ([2, 3], [2, 3], [3, 2], [5])]
+    assert found[0] == found[1] and len(set(found)) == 3

@@ -38,6 +38,14 @@ def _example_sha256(source: Source, record: int) -> bytes:
     except BadExampleError:
         return b"unreadable"
     for name, value in sorted(example.items()):
-        content = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
-        sha.update(f"{name} {np.shape(value)} ".encode() + content)
+        sha.update(name.encode() + _bytes(value))
     return sha.digest()
+
+
+def _bytes(value: object) -> bytes:
+    """Returns what tells a value from others; lists of arrays are of any lengths, as sentences."""
+    if isinstance(value, np.ndarray):
+        return f" {value.dtype} {value.shape} ".encode() + value.tobytes()
+    if isinstance(value, list | tuple):
+        return f" {len(value)} of".encode() + b"".join(map(_bytes, value))
+    return f" {value!r}".encode()

@@ -156,8 +156,8 @@ def check_info(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epa
     if odd := [name for name in here if name in meta and not same(meta[name], here[name])]:
         raise BadInputError(
             f"--workdir={workdir} was trained on data with another "
-            f"{odd[0].removesuffix('_sha256')} than the data that "
-            "config.data names now; give that run's data, or name a new --workdir, in which "
+            f"{odd[0].removesuffix('_sha256')} than the data "
+            "that it is given now; give that run's data, or name a new --workdir, in which "
             f"--config.init_from={workdir} starts from this model"
         )
 
