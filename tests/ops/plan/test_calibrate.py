@@ -35,6 +35,7 @@ def test_schedules_and_estimates_have_colours_and_markers(tmp_path: Path, drawn)
     row = {"name": "a", "tpu": "v3-8", "outside": "", "ratio": 0.9, "apart_ratio": 1.2, "old": 2.0}
     draw([row], str(tmp_path / "a.png"))
     span, schedule, estimate, _ = drawn[0].axes[0].lines
+    assert drawn[0].axes[0].get_ylim() == (0.4, 1.6)  # the only row, at 1, lies within
     assert [*span.get_xdata()] == [0.9, 1.2] and [*estimate.get_xdata()] == [2.0]
     assert {line.get_color() for line in (span, schedule, estimate)} == {PALETTE[0], PALETTE[5]}
     assert (schedule.get_marker(), estimate.get_marker()) == ("o", "X")

@@ -169,6 +169,7 @@ def draw(rows: Sequence[Mapping[str, Any]], out: str) -> None:
     axis.set_xticks([0.5, 0.7, 1, 1.5, 2, 3])
     axis.minorticks_off()
     axis.set_yticks(places, names)
+    axis.set_ylim(0.4, len(rows) + 0.6)
     axis.grid(alpha=0.3)
-    axis.legend()
+    figure.legend(loc="outside upper right", ncols=2)  # above the rows, where it covers none
     save(figure, out)
