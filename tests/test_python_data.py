@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from small_runs import ROOT, assert_same_end, at_step, metrics_of
+from small_runs import ROOT, assert_same_end, at_step, metrics_of, small_config
 
 import widenet_jax as wj
 from widenet_jax import train
@@ -54,6 +54,14 @@ def test_mistakes_are_exceptions(tmp_path: Path):
         with pytest.raises(BadInputError, match=answer):
             wj.train(config, tmp_path / "run", **how)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_config_of_the_callers_stays_as_it_is(tmp_path: Path):
+    config = small_config()
+    how = {"data": [(0, 0)], "eval_data": [(0, 0)], "fields": {"model.depth": 7}}
+    with pytest.raises(BadInputError, match=r"data\[0\]: an image is an array int64"):
+        wj.train(config, tmp_path / "run", **how)
+    assert (config.data.source, config.model.depth) == ("digits", 2)
 
 
 def test_the_function_and_its_module_have_one_name(monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@
 what surrounds the loop: checkpoints, metrics, progress, stop requests.
 """
 
+import copy
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -253,7 +254,7 @@ def train(
 
     Raises: as `run`; never SystemExit.
     """
-    config = load_config(config) if isinstance(config, str) else ConfigDict(config)
+    config = load_config(config) if isinstance(config, str) else copy.deepcopy(config)
     flags = [f"--config.{name}={value}" for name, value in (fields or {}).items()]
     config, splits = set_fields(config, flags, workdir=os.fspath(workdir)), None
     if (data is None) != (eval_data is None):
