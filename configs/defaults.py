@@ -98,13 +98,9 @@ RUN = {
 MODEL = {
     "name": ("", "the kind of model; the config file chooses it"),
     "embed_dim": (768, "D, width of a token", 1, 2**16),
-    "depth": (12, "L, blocks", 1, 2**10),
     "mlp_dim": (3072, "F, hidden width of the dense feed-forward", 1, 2**18),
     "dropout": (0.1, "rate after attention and in the feed-forward"),
     "dtype": ("bfloat16", "of the computation: bfloat16, float32; parameters are float32"),
-    "share_attention": (False, "one for all blocks"),
-    "share_ffn": (False, "one for all blocks, with its router"),
-    "share_norms": (False, "the same for all blocks"),
     "norm_position": ("pre", "pre: x + f(norm(x)); post: norm(x + f(x))"),
     "norm_epsilon": (1e-6, "added to the variance in LayerNorm"),
     "activation": ("gelu_tanh", "gelu_tanh, gelu (the exact form), relu"),
@@ -137,6 +133,17 @@ LANGUAGE_MODEL = {
     "ffn_dropout": (True, "whether dropout also acts within the feed-forward"),
     "top_k_mlp": (None, "the section of ffn=top_k_mlp"),
     "product_key": (None, "the section of ffn=product_key"),
+}
+LOOP = {  # config.model.loop, see widenet_jax/nn/loop.py
+    "prelude": (0, "own blocks before the core", 0, 2**10),
+    "core": (((12, 1),), '(layers, loops) of each group; ((1, 12),): a block 12 times; ("ABA", 1)'),
+    "coda": (0, "own blocks after the core", 0, 2**10),
+}
+TIE = {  # config.model.loop.tie: what shares weights in the core: none, loops of a layer, core
+    "attention": ("loops", "none, loops, core"),
+    "experts": ("loops", "the feed-forward, with experts or dense: none, loops, core"),
+    "router": ("experts", "of the experts: experts (as they are), none, loops, core"),
+    "norms": ("none", "of a block: none, loops, core"),
 }
 ATTENTION = {  # config.model.attention
     "name": ("full", "full; relative: by distance, to a memory and earlier tokens"),
@@ -199,6 +206,8 @@ PRODUCT_KEY = {  # config.model.product_key
 }
 MODELS = {
     "model": MODEL | IMAGE_MODEL | TEXT_MODEL | LANGUAGE_MODEL,
+    "model.loop": LOOP,
+    "model.loop.tie": TIE,
     "model.attention": ATTENTION,
     "model.moe": EXPERTS | LANGUAGE_EXPERTS,
     "model.moe.router": ROUTER,

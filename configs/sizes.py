@@ -133,22 +133,20 @@ def vision_model(family: str, size: str, ffn: str, options: Mapping) -> dict:
     ViT classifies from a learned CLS token; ViT-MoE and WideNet average all tokens. A WideNet
     without experts also averages, and at size B has the dense width 3072 (printed size: 9M).
     """
-    share = options.get("share", IMAGE_FAMILIES[family]["share"])
+    share = IMAGE_FAMILIES[family]["share"]
     authors_code = options.get("preset") == "authors_code"
     blocks = VIT_MOE_BLOCKS.get(size, "every_6") if family == "vit_moe" else "all"
     model = of_size(defaults.MODEL | defaults.IMAGE_MODEL, IMAGE_SIZES[size])
     model |= {
         "name": "vision_transformer",
-        "share_attention": share,
-        "share_ffn": share,
+        "loop": loop_section(IMAGE_SIZES[size]["depth"], {"share": share}, options),
         "ffn": FFNS[ffn],
         "ffn_blocks": "all" if ffn == "dense" else blocks,
         "ffn_output_activation": authors_code,
     }
     if family != "vit":
         model |= {"cls_token": "zero" if authors_code else "none", "pool": "mean"}
-    names = ("depth", "mlp_dim", "patch_size", "ffn_blocks", "routing_groups")
-    model |= chosen(options, *names, "share_attention", "share_ffn", "share_norms")
+    model |= chosen(options, "mlp_dim", "patch_size", "ffn_blocks", "routing_groups")
     if ffn == "moe":
         usual = {
             "mlp_dim": EXPERT_MLP_DIM.get(size, IMAGE_SIZES[size]["mlp_dim"]),
@@ -170,9 +168,7 @@ def text_model(family: str, size: str, ffn: str, options: Mapping) -> dict:
     model = of_size(defaults.MODEL | defaults.TEXT_MODEL, TEXT_SIZES[size])
     model |= {
         "name": "text_encoder",
-        "share_attention": kind["share"],
-        "share_ffn": kind["share"],
-        "share_norms": kind["share_norms"],
+        "loop": loop_section(TEXT_SIZES[size]["depth"], kind, options),
         "norm_position": "post",
         "norm_epsilon": 1e-12,
         "kernel_init": "truncated_normal",
@@ -180,8 +176,7 @@ def text_model(family: str, size: str, ffn: str, options: Mapping) -> dict:
     }
     if size:
         model |= {"num_positions": 128, "dropout": 0.0, "dtype": "float32"}
-    names = ("depth", "mlp_dim", "norm_position", "routing_groups")
-    model |= chosen(options, *names, "share_attention", "share_ffn", "share_norms")
+    model |= chosen(options, "mlp_dim", "norm_position", "routing_groups")
     if ffn == "moe":
         usual = {"mlp_dim": model["mlp_dim"], "experts": kind["experts"]}
         usual["examples_per_group"] = SMALL_GROUP if size else 16
@@ -195,7 +190,8 @@ def language_model(size: str, ffn: str, options: Mapping) -> dict:
     init = options.get("kernel_init", "pre_norm")
     model = of_size(defaults.MODEL | defaults.LANGUAGE_MODEL, base) | {
         "name": "language_model",
-        **chosen(base | options, "depth", "dropout"),
+        "loop": loop_section(base["depth"], {}, options),
+        **chosen(base | options, "dropout"),
         "mlp_dim": dense_width(base, ffn, options),
         "norm_epsilon": 1e-5,
         "activation": "relu",
@@ -259,6 +255,34 @@ def of_size(rows: Mapping, size: Mapping) -> dict:
     """Returns `config.model` with the defaults of its rows and the fields of a size."""
     attention = values(defaults.ATTENTION) | chosen(size, *defaults.ATTENTION)
     return values(rows) | chosen(size, *rows) | {"attention": attention}
+
+
+def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:
+    """Returns `config.model.loop`.
+
+    Args:
+      depth: of the size.
+      family: `share` and `share_norms` of the family; False where left out.
+      options: loop; or depth, share, share_attention, share_ffn, share_norms.
+    """
+    given = family | options
+    norms = given.get("share_norms", False)
+    if "loop" in options:
+        section = options["loop"] | {"tie": values(defaults.TIE)}
+        section["tie"]["norms"] = "loops" if norms else "none"
+        return section
+    depth = options.get("depth", depth)
+    share = given.get("share", False)
+    shared = {
+        "attention": given.get("share_attention", share),
+        "experts": given.get("share_ffn", share),
+        "norms": norms,
+    }
+    section = values(defaults.LOOP) | {"core": ((depth, 1),), "tie": values(defaults.TIE)}
+    if any(shared.values()):
+        section["core"] = ((1, depth),)
+        section["tie"] |= {part: "loops" if one else "none" for part, one in shared.items()}
+    return section
 
 
 def experts_section(options: Mapping) -> dict:

@@ -10,10 +10,30 @@ from configs import sizes
 from configs.sizes import ENTROPY_OF, FFNS, LANGUAGE_SIZES, ROUTER_LOSSES, ROUTERS
 from widenet_jax.errors import BadInputError, choose, known_names
 
+
+def loop_of(text: str) -> dict:
+    """Parses "2+8x2+2": prelude, (layers, loops) of each group, coda; to `config.model.loop`.
+
+    Raises:
+      ValueError: another text.
+    """
+    parts = text.split("+")
+    ends = [place for place, part in enumerate(parts) if "x" not in part]
+    if not set(ends) <= {0, len(parts) - 1} or len(ends) == len(parts):
+        raise ValueError(text)
+    groups = [part.split("x") for part in parts if "x" in part]
+    core = [(int(n) if n.isdigit() else n, int(loops)) for n, loops in groups]
+    found = {"prelude": 0, "core": tuple(core), "coda": 0}
+    for place in ends:
+        found["coda" if place else "prelude"] = int(parts[place])
+    return found
+
+
 # Option -> its type, or a table of its choices.
 COMMON = {
     "ffn": FFNS,  # dense, moe, top_k, product_key
     "depth": int,
+    "loop": loop_of,  # 3x3, 2+8x2+2, 1x6+1x6, ABCBAx1
     "mlp_dim": int,  # F; of language models with ffn=moe, G of an expert
     "num_active": int,
     "num_keys": int,
@@ -87,7 +107,8 @@ LANGUAGE_OPTIONS = COMMON | {
     "table_init": str,
 }
 MAY_BE_ZERO = ("routing_groups", "query_dim")  # other whole numbers are at least 1
-WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+WANTED = {loop_of: "PRELUDE+LAYERSxLOOPS+CODA, such as 3x3, 2+8x2+2 or 1x6+1x6"}
+WANTED |= {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 # Option -> the feed-forwards on which it has an effect, if not on all.
 OF_EXPERTS = ("experts", "selected", "capacity_factor", "router", "routing_groups")
@@ -253,6 +274,9 @@ def check_effects(name: str, kind: Kind, ffn: str, written: Mapping[str, Any]) -
             raise BadInputError(
                 f"option {key} has no effect on {name} with ffn={ffn}; remove it{instead}"
             )
+    beside = ("depth", "share", "share_attention", "share_ffn")
+    if "loop" in written and (odd := [key for key in beside if key in written]):
+        raise BadInputError(f"option {odd[0]} has no effect beside loop; remove it")
 
 
 def check_language_options(name: str, options: Mapping, written: Mapping) -> None:

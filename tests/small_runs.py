@@ -43,7 +43,7 @@ SHORT = {
 # longer runs are the same program.
 OVERRIDES = SHORT | {
     "optimizer.schedule": "constant",
-    "model.depth": 2,
+    "model.loop.core": ((1, 2),),
     "model.embed_dim": 32,
     "model.moe.capacity_factor": 1.0,
     "model.moe.capacity_factor_eval": 1.0,
@@ -55,7 +55,7 @@ OVERRIDES = SHORT | {
 # Batches of 16 embedded sequences, with a WideNet whose capacity drops tokens.
 TEXT_OVERRIDES = SHORT | {
     "batch_size": 16,
-    "model.depth": 2,
+    "model.loop.core": ((1, 2),),
     "model.moe.capacity_factor": 1.0,
     "data.max_length": 32,
     "evaluation.batch_size": 64,

@@ -42,7 +42,7 @@ def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
     """In forward, backward and evaluation; with bfloat16, router and head alone are in float32."""
     E, V, F = 5, 10, 48  # lengths of these axes and of no others
     changes = {"model.moe.num_experts": E, "model.moe.mlp_dim": F, "model.moe.dispatch": dispatch}
-    config = small_config(**changes, **{"model.dtype": dtype, "model.depth": 1})
+    config = small_config(**changes, **{"model.dtype": dtype, "model.loop.core": ((1, 1),)})
     experiment = build_experiment(config, DATA_INFO, jax.devices()[:1])
     batch = train_batch_shapes(experiment)
     with jax.set_mesh(experiment.mesh):
@@ -64,7 +64,11 @@ def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
 
 def test_accumulation_changes_no_gradient():
     """Two parts of 8 images instead of one of 16, without mixup and noise: the same gradients."""
-    changes = {"augment.mixup_alpha": 0.0, "model.moe.router.noise_std": 0.0, "model.depth": 1}
+    changes = {
+        "augment.mixup_alpha": 0.0,
+        "model.moe.router.noise_std": 0.0,
+        "model.loop.core": ((1, 1),),
+    }
     changes |= {"model.embed_dim": 16, "batch_size": 16, "optimizer.accumulation_steps": 1}
     rng = np.random.default_rng(0)
     batch = {"image": rng.integers(0, 255, (16, 8, 8, 1), np.uint8), "label": np.arange(16) % 10}
@@ -82,7 +86,7 @@ def test_accumulation_changes_no_gradient():
 
 
 def test_the_seed_reaches_parameters_noise_and_order():
-    configs = [small_config(**{"seed": seed, "model.depth": 1}) for seed in (0, 1)]
+    configs = [small_config(**{"seed": seed, "model.loop.core": ((1, 1),)}) for seed in (0, 1)]
     runs = [build_experiment(config, DATA_INFO, jax.devices()[:1]) for config in configs]
     programs, initial = [], []
     for run in runs:

@@ -35,7 +35,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def changes_of(text: Path, **changes: object) -> dict[str, object]:
     fields = {"data.source": "token_stream", "data.path": str(text), "duration": "5 steps"}
-    fields |= {"model.depth": 1, "evaluation.every": "5 steps", "evaluation.batch_size": 1}
+    fields |= {
+        "model.loop.core": ((1, 1),),
+        "evaluation.every": "5 steps",
+        "evaluation.batch_size": 1,
+    }
     return fields | changes
 
 

@@ -28,7 +28,7 @@ SHORT = (
 SMALL_VIT = (
     "--config=configs/digits.py:vit_tiny",
     *SHORT,
-    "--config.model.depth=1",
+    "--config.model.loop.core=((1, 1),)",
     "--config.model.embed_dim=16",
     "--config.model.patch_size=4",
 )

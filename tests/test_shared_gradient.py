@@ -40,7 +40,7 @@ def test_sum_over_blocks_is_that_of_float32(monkeypatch: pytest.MonkeyPatch):
     fields |= {"dropout": 0.0}
     fields["moe"]["router"]["noise_std"] = 0.0
     shared = build_model(fields, num_classes=1000)
-    apart = shared.clone(share_attention=False, share_ffn=False)
+    apart = shared.clone(loop={"core": ((2, 1),)})
     images = jax.random.normal(jax.random.key(0), (4, 64, 64, 3))
     params = init(shared, {"image": images[:1]}, seed=1)
 

@@ -15,8 +15,8 @@ from widenet_jax.inference.trained import open_trained
 from widenet_jax.main import main, parse_flags
 
 COMMON = {
-    "batch_size": 16, "evaluation.batch_size": 16, "model.depth": 1, "log_every_steps": 1,
-    "checkpoint.every": "1000 steps", "tracking.tensorboard": "false",
+    "batch_size": 16, "evaluation.batch_size": 16, "model.loop.core": ((1, 1),),
+    "log_every_steps": 1, "checkpoint.every": "1000 steps", "tracking.tensorboard": "false",
     "optimizer.learning_rate": 3e-3, "data.max_length": 16,
 }  # fmt: skip
 

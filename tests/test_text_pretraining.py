@@ -15,7 +15,7 @@ SHORT = {
     "evaluation.every": "3 steps",
     "checkpoint.every": "1 steps",
     "checkpoint.keep": 3,
-    "model.depth": 1,
+    "model.loop.core": ((1, 1),),
     "model.moe.router.noise_std": 0.0,  # it differs from part to part
 }
 

@@ -104,8 +104,10 @@ def test_a_finished_run_only_reports(digits_run: Path, tmp_path: Path):
 
 
 def test_a_workdir_of_another_config_is_refused(digits_run: Path):
-    with pytest.raises(BadInputError, match=r"model\.depth: 2 there, 3 here"):
-        train.run(small_config(**{"model.depth": 3}), str(digits_run))
+    with pytest.raises(
+        BadInputError, match=r"model\.loop\.core: \[\[1, 2\]\] there, \[\[1, 3\]\] here"
+    ):
+        train.run(small_config(**{"model.loop.core": ((1, 3),)}), str(digits_run))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_the_opening_lines_say_where_a_run_starts():
     example = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
     data_info = DataInfo(1437, example, {"class_names": ["0", "1"]})
     told = []
-    small = {"model.depth": 1, "model.embed_dim": 16}
+    small = {"model.loop.core": ((1, 1),), "model.embed_dim": 16}
     for config in (small_config(**small, **changes), small_config(**small)):
         experiment = build_experiment(config, data_info, jax.devices()[:1])
         shapes = experiment.state.params

@@ -28,6 +28,11 @@ def block_part(index: int, part: str) -> str:
     return f"block_{index:02d}_{part}"
 
 
+def core_part(group: int, layer: int, part: str) -> str:
+    """Returns the scope of a part of one layer of a looped core: "core_0_1_attention"."""
+    return f"core_{group}_{layer}_{part}"
+
+
 def split_block_part(name: str) -> tuple[int | None, str]:
     """Splits the name of a part: "block_03_mlp" to (3, "mlp"), a shared "mlp" to (None, "mlp")."""
     match = _BLOCK_PART.fullmatch(name)

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     facts["pieces"] = {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.json}
     for name, info in facts.items():
         config = language_model.get_config("tiny")
-        config.model.depth = 1
+        config.model.loop.core = ((1, 1),)
         config.data.max_length = 8
         stored = read_exported(
             epath.Path(export_untrained(config, info, folder / f"random_{name}"))

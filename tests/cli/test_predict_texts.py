@@ -33,7 +33,7 @@ def untrained(config, folder: Path, name: str, **facts: object) -> Path:
     tokenizer = load_tokenizer(str(folder / "vocab.txt"))
     info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size, **facts}
     config.update_from_flattened_dict(
-        {"model.depth": 1, "data.path": str(folder), "data.max_length": 16}
+        {"model.loop.core": ((1, 1),), "data.path": str(folder), "data.max_length": 16}
     )
     return export_untrained(config, info, folder / name)
 

@@ -14,7 +14,7 @@ MINE = """
 from configs import defaults
 
 def get_config():
-    config = defaults.get_config({"depth": 2})
+    config = defaults.get_config({"loop": {"core": ((2, 1),)}})
     config.update(batch_size=7)
     return config
 """
@@ -25,7 +25,11 @@ def test_a_config_anywhere_takes_the_defaults_of_this_project(tmp_path, monkeypa
     for place in (ROOT, tmp_path, Path("/")):
         monkeypatch.chdir(place)
         config = load_config(str(tmp_path / "mine.py"))
-        assert (config.batch_size, config.model.depth, config.checkpoint.keep) == (7, 2, 2)
+        assert (config.batch_size, config.model.loop.core, config.checkpoint.keep) == (
+            7,
+            ((2, 1),),
+            2,
+        )
 
 
 def test_the_defaults_beside_a_config_come_first(tmp_path):

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from configs.sizes import ROUTERS
 from widenet_jax.config.fields import described, field_names, fields_of, override, rows_of
-from widenet_jax.config.files import NO_EXPERIMENTS, load_config
+from widenet_jax.config.files import NO_EXPERIMENTS, from_json, load_config
 from widenet_jax.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def test_print_config(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyP
     fields = json.loads(capsys.readouterr().out)["fields"]
     config = override(load_config("configs/digits.py"), flags[1:])
     values = dict(fields_of(config))
-    found = {field["name"]: field["value"] for field in fields}
+    found = {field["name"]: from_json(field["value"]) for field in fields}
     assert len(fields) == len(found) and found["optimizer.learning_rate"] == 0.25
     assert {k: v for k, v in values.items() if not isinstance(v, ConfigDict)} == found
 

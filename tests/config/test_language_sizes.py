@@ -13,13 +13,15 @@ from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
 def count(variant: str, vocab_size: int) -> int:
     """Counts the parameters of a model, whose blocks are equal, from a model of one block."""
     fields = model_section(variant)
-    model = build_model(fields | {"depth": 1}, vocab_size=vocab_size)
+    model = build_model(fields | {"loop": {"core": ((1, 1),)}}, vocab_size=vocab_size)
     memory = jax.ShapeDtypeStruct((1, 1, 8, fields["embed_dim"]), jnp.float32)
     inputs = {"tokens": jax.ShapeDtypeStruct((1, 8), jnp.int32), "memory": memory,
               "memory_length": jax.ShapeDtypeStruct((1,), jnp.int32)}  # fmt: skip
     shapes = parameter_shapes(model, inputs)
     blocks = {name: part for name, part in shapes["encoder"].items() if name != "norm_out"}
-    return count_parameters(shapes) + (fields["depth"] - 1) * count_parameters(blocks)
+    return count_parameters(shapes) + (
+        LANGUAGE_SIZES[variant.partition(",")[0]]["depth"] - 1
+    ) * count_parameters(blocks)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ FOREIGN = {
     "warmup_steps": "optimizer.warmup",
     "optimizer.beta2": "optimizer.b2",
     "data_dir": "data.path",
-    "num_hidden_layers": "model.depth",
+    "num_hidden_layers": "model.loop.core",
     "num_experts_per_tok": "model.moe.num_selected_experts",
 }
 MISSPELT = {

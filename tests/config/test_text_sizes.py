@@ -37,17 +37,17 @@ def test_the_paper_s_settings():
     """Post-norm, GELU tanh, an epsilon of 1e-12, dropout 0.1 but not within the feed-forward."""
     for variant in COUNTS:
         model = model_section(variant)
-        assert (model["depth"], model["embed_dim"]) == (12, 768)
+        assert model["embed_dim"] == 768
         attention = {"name": "full", "num_heads": 12, "head_dim": 0, "implementation": "auto"}
         assert model["attention"] == attention
         assert (model["embedding_dim"], model["num_positions"]) == (128, 512)
         assert (model["norm_position"], model["norm_epsilon"]) == ("post", 1e-12)
         assert (model["activation"], model["kernel_init"]) == ("gelu_tanh", "truncated_normal")
         assert (model["dropout"], model["ffn_dropout"]) == (0.1, False)
-        sharing = (model["share_attention"], model["share_ffn"], model["share_norms"])
-        assert sharing == {"albert": (True,) * 3, "bert": (False,) * 3}.get(
-            variant, (True, True, False)
-        )
+        loop = model["loop"]
+        expected = {"albert": (((1, 12),), "loops"), "bert": (((12, 1),), "none")}
+        found = loop["core"], loop["tie"]["norms"]
+        assert found == expected.get(variant, (((1, 12),), "none"))
         if variant.startswith("widenet"):
             assert model["moe"]["num_experts"] == int(variant.partition("_")[2])
             assert (model["moe"]["num_selected_experts"], model["moe"]["mlp_dim"]) == (2, 3072)

@@ -52,7 +52,7 @@ def test_trains_and_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     train.run(config, str(tmp_path / "run"), devices=jax.devices()[:1])
     first, *_, last = metrics_of(tmp_path / "run")
     assert last["cross_entropy"] < first["cross_entropy"]
-    assert len(last["keep_loss"]) == len(last["load_balance_loss"]) == config.model.depth
+    assert len(last["keep_loss"]) == len(last["load_balance_loss"]) == 2
     T, D = 4, 32
     less = 8 * T * D * D + 4 * T * T * D - 6 * T * D * 48
     assert full - forward_flops(config.model, image, num_classes=10) == 2 * less

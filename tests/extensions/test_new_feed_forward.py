@@ -58,7 +58,7 @@ def test_trains_in_shared_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     result = train.run(config, str(tmp_path / "run"), devices=jax.devices()[:1])
     first, *_, last = metrics_of(tmp_path / "run")
     assert last["cross_entropy"] < first["cross_entropy"]
-    assert len(last["gate_loss"]) == len(last["open_gates"]) == config.model.depth
+    assert len(last["gate_loss"]) == len(last["open_gates"]) == 2
     assert min(last["open_gates"]) > 0 and max(last["open_gates"]) < 1
     assert first["loss"] == pytest.approx(first["cross_entropy"] + 0.1 * sum(first["gate_loss"]))
     # Both blocks share one copy: two kernels [32, 48], one [48, 32], and their biases.

@@ -17,7 +17,7 @@ from widenet_jax.task import Evaluation, Metrics, PrimaryMetric, Task
 FIELDS = {"batch_size": 32, "evaluation.batch_size": 32, "optimizer.learning_rate": 0.01}
 BLOCKS = {
     "name": "tokens",
-    "depth": 2,
+    "loop": {"core": ((2, 1),)},
     "attention": {"name": "full", "num_heads": 4},
     "mlp_dim": 32,
 }

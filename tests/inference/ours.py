@@ -12,7 +12,7 @@ def our_vit(params: dict, **changes: object):
     """Builds the model of the parameters, with or without CLS token and `pre_logits`."""
     cls = "cls_token" in params["position"]
     fields = model_section("vit_tiny") | {
-        "depth": reference.L,
+        "loop": {"core": ((reference.L, 1),)},
         "embed_dim": reference.D,
         "attention": {"name": "full", "num_heads": reference.N, "head_dim": 0},
         "mlp_dim": reference.F,

@@ -41,7 +41,7 @@ def opened(
     def model_for(name: str) -> wj.Model:
         if name not in models:
             config, tokenizer = CONFIGS[name](), load_tokenizer(str(FOLDER))
-            config.update_from_flattened_dict({"model.depth": 1, "data.max_length": 16})
+            config.update_from_flattened_dict({"model.loop.core": ((1, 1),), "data.max_length": 16})
             info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
             info |= {"class_names": ["no", "yes"], "pairs": False} if name == "texts" else {}
             if name == "answers":

@@ -103,7 +103,7 @@ def test_a_model_of_another_size_is_named():
     ):
         differing_fields(model_section("widenet_s,experts=8"), here, "runs/a")
     with pytest.raises(BadInputError, match=r"768; finetune with the config.model it was trained"):
-        differing_fields(model_section("widenet_s") | {"depth": 5}, here, "runs/a")
+        differing_fields(model_section("widenet_s,depth=5"), here, "runs/a")
 
 
 def test_what_is_computed_otherwise_is_told():

@@ -74,7 +74,7 @@ def test_texts(tmp_path: Path):
     """[CLS] text [SEP] pair [SEP] by hand, padded with zeros."""
     out, tokenizer = tmp_path / "program", load_tokenizer(str(FOLDER))
     config = glue.get_config("own,model=widenet_4_tiny")
-    config.update_from_flattened_dict({"model.depth": 1, "data.max_length": 16})
+    config.update_from_flattened_dict({"model.loop.core": ((1, 1),), "data.max_length": 16})
     info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size, "pairs": True}
     place = export_untrained(config, info | {"class_names": ["no", "yes"]}, tmp_path / "classes")
     flags = [f"--workdir={place}", f"--out={out}", "--format=stablehlo"]

@@ -15,8 +15,8 @@ from widenet_jax.inference.trained import open_trained, result_at
         ("--workdri=x", "'--workdri=x' is no flag; fields are set as --config.FIELD=VALUE"),
         ("--config.model.moe.mlp_dim=32",
          r"encoder/moe/experts/wi/bias is \[4, 64\] there, and its config asks for \[4, 32\]"),
-        ("--config.model.share_norms=true", r"block_00_norm_attention/bias is \[32\] there, and "
-         "its config asks for none"),
+        ("--config.model.loop.tie.norms=loops", r"block_00_norm_attention/bias is \[32\] there, "
+         "and its config asks for none"),
         ("--config.data.image_size=16", r"position_embedding is \[1, 16, 32\] there"),
     ],
 )  # fmt: skip

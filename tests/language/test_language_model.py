@@ -25,8 +25,8 @@ MODEL = {
 }
 
 
-def model_of(**changes) -> LanguageModel:
-    return build_model(MODEL | {"depth": 3} | changes, vocab_size=V)
+def model_of(depth: int = 3, **changes) -> LanguageModel:
+    return build_model(MODEL | changes | {"loop": {"core": ((depth, 1),)}}, vocab_size=V)
 
 
 def empty(model: LanguageModel, rows: int) -> dict[str, jax.Array]:

@@ -15,7 +15,7 @@ from widenet_jax.language.task import LanguageModeling
 from widenet_jax.step import TrainState, make_gradients
 
 B, T, V = 4, 8, 256
-SMALL = {"batch_size": B, "data.max_length": T, "model.depth": 1, "model.dropout": 0.0}
+SMALL = {"batch_size": B, "data.max_length": T, "model.loop.core": ((1, 1),), "model.dropout": 0.0}
 SMALL |= {"evaluation.batch_size": B}
 
 

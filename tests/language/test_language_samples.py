@@ -19,7 +19,7 @@ LOGITS = np.log([0.25, 0.125, 0.5, 0.125]) + 7.0
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     config = language_model.get_config("tiny")
-    config.model.depth = 1
+    config.model.loop.core = ((1, 1),)
     config.data.max_length = 8
     place = tmp_path_factory.mktemp("model")
     return open_trained(str(export_untrained(config, {"vocab_size": 256}, place / "bytes")))

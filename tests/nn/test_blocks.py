@@ -29,8 +29,12 @@ MOE = {
 X = jax.random.normal(jax.random.key(7), (4, T, D))
 
 
-def encoder(**changes) -> Blocks:
-    fields = {"depth": DEPTH, "attention": {"name": "full", "num_heads": 2}}
+def encoder(depth: int = DEPTH, tied: str = "", **changes) -> Blocks:
+    """Blocks that own all parts, or one block `depth` times with these parts tied."""
+    tie = {"attention": "none", "experts": "none", "norms": "none"}
+    tie |= dict.fromkeys(tied.split(), "loops")
+    fields = {"loop": {"core": ((1, depth),) if tied else ((depth, 1),), "tie": tie}}
+    fields["attention"] = {"name": "full", "num_heads": 2}
     fields["feed_forwards"] = {"mlp": {"mlp_dim": 12}, "moe": MOE}
     return Blocks(**fields | changes)
 
@@ -43,7 +47,7 @@ def shapes(model: Blocks) -> dict:
     return jax.eval_shape(partial(model.init, train=False), jax.random.key(0), X)["params"]
 
 
-WIDENET = {"share_attention": True, "share_ffn": True, "ffn": "moe"}
+WIDENET = {"tied": "attention experts", "ffn": "moe"}
 
 
 def test_widenet_owns_its_norms_and_shares_the_rest():
@@ -57,7 +61,8 @@ def test_widenet_owns_its_norms_and_shares_the_rest():
     [(False, False, False), (False, True, True), (True, False, False)],
 )
 def test_three_switches(attention: bool, ffn: bool, norms: bool):
-    model = encoder(share_attention=attention, share_ffn=ffn, share_norms=norms)
+    ties = {"attention": attention, "experts": ffn, "norms": norms}
+    model = encoder(tied=" ".join(part for part, tied in ties.items() if tied))
 
     def expected(shared: bool, *kinds: str) -> set[str]:
         if shared:
@@ -213,8 +218,8 @@ def test_loop_and_recomputation_change_nothing(stack: str):
 
 @pytest.mark.parametrize(
     ("stack", "unrolled", "looped"),
-    # A loop over two blocks; over two routing groups of two blocks each; no block repeats itself.
-    [("every second block", 4, 2), ("routing groups", 2, 1), ("the last block", 3, 3)],
+    # A loop over two blocks; over two routing groups of two blocks each; over all but the last.
+    [("every second block", 4, 2), ("routing groups", 2, 1), ("the last block", 3, 2)],
 )
 def test_recomputation_is_of_single_blocks(stack: str, unrolled: int, looped: int):
     """A program has one recomputed part for each block, or for each routing: that saves memory."""
@@ -229,7 +234,7 @@ def test_recomputation_is_of_single_blocks(stack: str, unrolled: int, looped: in
 @pytest.mark.parametrize("unroll", [True, False], ids=["unrolled", "loop"])
 def test_every_block_drops_by_its_own_random_numbers(unroll: bool):
     """Two blocks of equal weights, attention and norms idle: their dropout masks differ."""
-    model = encoder(depth=2, share_ffn=True, share_norms=True, dropout=0.5, unroll=unroll)
+    model = encoder(depth=2, tied="experts norms", dropout=0.5, unroll=unroll)
     rngs = {"dropout": jax.random.key(3)}
     params = jax.tree.map(jnp.zeros_like, init(model))
     params["mlp"]["wo"]["bias"] = jnp.ones(D)
@@ -245,8 +250,7 @@ def test_every_block_routes_by_its_own_random_numbers():
     model = encoder(
         depth=2,
         ffn="moe",
-        share_ffn=True,
-        share_norms=True,
+        tied="experts norms",
         feed_forwards={"mlp": {"mlp_dim": 12}, "moe": noisy},
     )
     rngs = {"router": jax.random.key(3)}

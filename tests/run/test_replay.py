@@ -15,7 +15,7 @@ WILD = {
     "optimizer.warmup": "0 steps",
     "duration": "6 steps",
     "evaluation.every": "6 steps",
-    "model.depth": 1,
+    "model.loop.core": ((1, 1),),
     "model.embed_dim": 16,
 }
 

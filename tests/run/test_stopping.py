@@ -80,7 +80,7 @@ def test_while_training(digits_run: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_ctrl_c_while_compiling(tmp_path: Path):
     """There is no checkpoint yet, and the message promises none."""
-    run = start(command(tmp_path / "run", **{"model.depth": 6, "model.share_ffn": False}))
+    run = start(command(tmp_path / "run", **{"model.loop.core": ((6, 1),)}))
     wait_until((tmp_path / "run" / "environment.json").exists, run)
     run.send_signal(signal.SIGINT)
     told = f"stopped: Ctrl-C; nothing new to save. {AGAIN}"

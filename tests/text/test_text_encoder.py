@@ -19,8 +19,8 @@ ROOMY = {"examples_per_group": 1, "capacity_factor": 4.0}
 
 
 def small(variant: str, *, head: str = "pretraining", moe: dict | None = None, **changes):
-    fields = model_section(f"{variant}_tiny")
-    fields |= {"depth": 2, "num_positions": 2 * T} | changes
+    fields = model_section(f"{variant}_tiny,depth=2")
+    fields |= {"num_positions": 2 * T} | changes
     if fields["moe"]:
         quiet = {"router": {"name": "top_k", "noise_std": 0.0}}
         fields["moe"] = fields["moe"] | quiet | (moe or {})

@@ -93,7 +93,7 @@ def limits(row: tuple, value: Any) -> tuple[float, float]:
 
 
 def fields_of(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every section and field with its full name: ("model", ...), ("model.depth", 6)."""
+    """Yields every section and field with its full name: ("model", ...), ("model.mlp_dim", 64)."""
     for key, value in config.items():
         yield prefix + key, value
         if isinstance(value, ConfigDict):
@@ -156,7 +156,7 @@ def check_numbers(config: ConfigDict) -> None:
 
 
 def set_field(config: ConfigDict, field: str, text: str) -> None:
-    """Sets one field ("model.depth") to the value of `text`, in the field's type.
+    """Sets one field ("model.mlp_dim") to the value of `text`, in the field's type.
 
     Raises:
       BadInputError: no such field, one that is empty in this config, or a value of another type.

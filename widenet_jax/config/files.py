@@ -2,9 +2,11 @@
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -80,13 +82,20 @@ def stored_config(workdir: str) -> ConfigDict:
     """
     stored = absolute(workdir) / "config.json"
     try:
-        config = ConfigDict(parse_json(stored.read_text()))
+        config = ConfigDict(from_json(parse_json(stored.read_text())))
     except (OSError, ValueError, TypeError, AttributeError):
         raise BadInputError(
             f"--workdir={workdir}: no run there; give the --workdir of a training run"
         ) from None
     import_remembered(config, workdir)
     return config
+
+
+def from_json(value: Any) -> Any:
+    """Returns what JSON has of a config: with tuples, as fields have them, in place of lists."""
+    if isinstance(value, Mapping):
+        return {name: from_json(inner) for name, inner in value.items()}
+    return tuple(map(from_json, value)) if isinstance(value, list) else value
 
 
 def import_file(path: str) -> ModuleType:

@@ -33,7 +33,7 @@ ELSEWHERE = {
     "data.path": "data_dir dataset_path dataset_dir data_root root data_path train_file",
     "data.image_size": "img_size resolution input_size image_resolution crop_size",
     "data.max_length": "seq_len seq_length max_seq_len max_seq_length block_size context_length",
-    "model.depth": "num_layers n_layers layers n_layer num_hidden_layers num_blocks",
+    "model.loop.core": "depth num_layers n_layers layers n_layer num_hidden_layers num_blocks",
     "model.embed_dim": "hidden_size hidden_dim d_model n_embd dim width emb_dim model_dim",
     "model.attention.num_heads": "heads n_heads n_head num_attention_heads attention_heads",
     "model.mlp_dim": "intermediate_size ffn_dim d_ff dim_feedforward mlp_size ff_dim",

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from widenet_jax.nn.loop import Loop
 from widenet_jax.run.tables import primary_text
 from widenet_jax.specs import model_spec, task_spec
 
@@ -99,19 +100,20 @@ def model_card(
 def describe_model(model: Mapping[str, Any]) -> str:
     """Describes a `config.model`: "WideNet: 12 blocks of width 768, 12 heads, ..."."""
     spec, heads, ffn = model_spec(model["name"]), model["attention"].get("num_heads"), model["ffn"]
-    names = {"attention": "attention", "ffn": "feed-forward", "norms": "norms"}
-    shared = ", ".join(name for key, name in names.items() if model[f"share_{key}"])
+    loop = Loop.of(model["loop"])
+    shared = ", ".join(loop.shared())
     feed_forward = {
         "mlp": "feed-forward of width {mlp_dim}",
         "moe": "{moe[num_selected_experts]} of {moe[num_experts]} experts of width {moe[mlp_dim]} "
         "for each token (blocks: {ffn_blocks})",
     }.get(ffn, "feed-forward {ffn} (blocks: {ffn_blocks})")
-    parts = ["{depth} blocks of width {embed_dim}"]
+    parts = [f"{loop.depth} blocks of width {{embed_dim}}"]
     parts += [f"{heads} heads"] if heads else []
     parts += [spec.detail, feed_forward]
-    parts += [f"all blocks share {shared}"] if shared else []
-    shares = model["share_attention"] or model["share_ffn"]
-    family = spec.families[2 * (ffn == "moe") + bool(shares)]
+    of_all = "all blocks" if loop.layers == 1 else f"blocks (layers x loops: {loop.text})"
+    parts += [f"{of_all} share {shared}"] if shared else []
+    shares = bool({"attention", "feed-forward"} & set(loop.shared()))
+    family = spec.families[2 * (ffn == "moe") + shares]
     return f"{family}: {', '.join(parts)}".format(**model)
 
 

@@ -210,7 +210,7 @@ def variant_of(fields: Mapping[str, Any]) -> str:
     known = {
         name: flat_fields(variants.model_section(name)) for kind in kinds for name in kind.names
     }
-    size = ("name", "embed_dim", "depth")
+    size = ("name", "embed_dim", "loop.core")
     alike = [name for name, of in known.items() if all(of[k] == fields.get(k) for k in size)]
     return min(
         alike, key=lambda name: sum(fields.get(k) != v for k, v in known[name].items()), default=""

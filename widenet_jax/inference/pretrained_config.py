@@ -10,7 +10,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from widenet_jax.config.fields import override
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.files import configs_module, from_json
 from widenet_jax.config.imports import import_remembered
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
@@ -99,7 +99,7 @@ def pretrained_sections(place: str) -> Mapping[str, Any]:
     content = read_json(file)
     content = content if isinstance(content, Mapping) else {}
     if isinstance(content.get("model"), Mapping):
-        return content
+        return from_json(content)
     for spec in map(model_spec, MODELS):
         section = spec.section and resolve(spec.section)(content, source=str(file))
         if section:

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.config.fields import override
+from widenet_jax.config.files import from_json
 from widenet_jax.config.imports import import_remembered
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
@@ -48,7 +49,7 @@ def open_trained(
     """
     found = read_model(place, checkpoint=checkpoint)
     place += f"@{checkpoint}" if checkpoint else ""
-    config = override(ConfigDict(found.config), changes)
+    config = override(ConfigDict(from_json(found.config)), changes)
     task, model, wanted = build_for(config, found.info, found.params)
     check_fits(wanted, found.params, place)
     return Trained(found.params, config, found.info, found.step, place, task, model)

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from widenet_jax.corpus import texts
 from widenet_jax.data.contract import DataInfo, Source, StreamInfo
 from widenet_jax.losses import label_cross_entropy
+from widenet_jax.nn.loop import Loop
 from widenet_jax.task import (
     Apply,
     Baseline,
@@ -67,7 +68,7 @@ class LanguageModeling(Task):
             window_length=T,
             memory_length=task.memory_length or T,
             eval_memory_length=task.eval_memory_length or EVAL_MEMORY_FACTOR * T,
-            depth=model.depth,
+            depth=Loop.of(model.loop).depth,
             embed_dim=model.embed_dim,
             dtype=model.dtype,
             stream=data_info.stream or StreamInfo(),

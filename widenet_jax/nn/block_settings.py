@@ -13,6 +13,7 @@ from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
 from widenet_jax.nn.initializers import KERNEL_INITS, KernelInit
+from widenet_jax.nn.loop import SECTION, Loop, Step
 from widenet_jax.nn.mlp import ACTIVATIONS
 from widenet_jax.specs import resolve
 
@@ -33,9 +34,8 @@ class BlockSettings(nn.Module):
     """The fields of a stack of blocks, which every model with such a stack has, too.
 
     Attributes:
-      depth: L, number of blocks.
+      loop: which weights run in which order, see `loop.Loop`; its depth L is the number of blocks.
       attention: `name` in `attention.ATTENTIONS`, and that layer's own fields.
-      share_attention, share_ffn, share_norms: one set of weights for all blocks.
       ffn: name in `feed_forwards.FEED_FORWARDS` of the feed-forward of the blocks that `ffn_blocks`
         chooses; the other blocks have `feed_forwards.PLAIN`.
       ffn_blocks: "all", "every_6" (blocks 5, 11, ...), "last_2", see `block_indices`.
@@ -56,11 +56,8 @@ class BlockSettings(nn.Module):
       dtype: "float32" or "bfloat16" of the computation; parameters are float32.
     """
 
-    depth: int
+    loop: Mapping[str, Any]
     attention: Mapping[str, Any]
-    share_attention: bool = False
-    share_ffn: bool = False
-    share_norms: bool = False
     ffn: str = PLAIN
     ffn_blocks: str | tuple[int, ...] = "all"
     routing_groups: int = 0
@@ -75,6 +72,11 @@ class BlockSettings(nn.Module):
     unroll: bool = True
     remat: str = "none"
     dtype: str = "float32"
+
+    @property
+    def depth(self) -> int:
+        """L, the number of blocks as they run."""
+        return Loop.of(self.loop).depth
 
     @property
     def outer_init(self) -> KernelInit:
@@ -95,8 +97,13 @@ class BlockSettings(nn.Module):
             place, init = f"config.model.{part}", own.get("kernel_init", self.kernel_init)
             choose(KERNEL_INITS, init, field=f"{place}.kernel_init")
             check_range(f"{place}.dropout", own.get("dropout", self.dropout), 0.0, 0.99)
-        self.ffn_names()
         self.blocks_per_routing()
+        tie = Loop.of(self.loop).tie
+        if Loop.of(self.loop).own_router and not self.routes:
+            raise BadInputError(
+                f"{SECTION}.tie.router={tie.router} has no effect on config.model.ffn={self.ffn}, "
+                "which routes nothing; give experts, or choose a model with experts"
+            )
 
     def check_attention(self, embed_dim: int, *, memory: bool) -> None:
         """Checks the attention of a model whose blocks have a width D, and a memory or none.
@@ -136,7 +143,7 @@ class BlockSettings(nn.Module):
         groups, depth = self.routing_groups, self.depth
         if not groups:
             return 1
-        if not getattr(self.build_ffn(self.ffn), "routes", False):
+        if not self.routes:
             raise BadInputError(
                 f"config.model.routing_groups={groups} has no effect on config.model.ffn="
                 f"{self.ffn}, which routes nothing; give 0, or choose a model with experts"
@@ -149,13 +156,14 @@ class BlockSettings(nn.Module):
             )
         return depth // groups
 
-    def period(self) -> int:
-        """Returns after how many blocks the feed-forwards and the routing repeat themselves."""
-        names, per_routing = self.ffn_names(), self.blocks_per_routing()
-        for period in range(per_routing, self.depth, per_routing):
-            if self.depth % period == 0 and names == names[:period] * (self.depth // period):
-                return period
-        return self.depth
+    def steps(self) -> tuple[Step, ...]:
+        """Returns the blocks in the order in which they run."""
+        return Loop.of(self.loop).steps(self.ffn_names(), self.blocks_per_routing())
+
+    @property
+    def routes(self) -> bool:
+        """Whether the feed-forward routes tokens."""
+        return getattr(self.build_ffn(self.ffn), "routes", False)
 
     @property
     def examples_per_group(self) -> int:

@@ -1,7 +1,8 @@
 """The sharing loop: a stack of transformer blocks that own or share their parts.
 
 A vanilla transformer shares nothing; ALBERT shares attention, feed-forward and norms; WideNet
-shares attention and a mixture of experts and gives each block its own norms.
+shares attention and a mixture of experts and gives each block its own norms. `loop` has the
+grammar of these and of others.
 """
 
 from collections.abc import Callable
@@ -11,26 +12,27 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.nn.block_settings import DTYPES, BlockSettings
+from widenet_jax.nn.loop import Step, stretches
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux, Routing
 
 
 class Blocks(BlockSettings):
-    """`depth` blocks: x + attention(norm(x)), then x + ffn(norm(x)) (WideNet, eqs. 6 and 7).
+    """A stack of blocks: x + attention(norm(x)), then x + ffn(norm(x)) (WideNet, eqs. 6 and 7).
 
-    Parameters of a shared part are named `attention`, `norm_attention`, `norm_ffn` or by the
-    feed-forward; parameters of a block's own part `block_03_attention` and so on; the last norm
-    `norm_out`.
+    `loop` names the parameters of its parts; the last norm is `norm_out`.
 
     With a memory, a block's attention sees what came before x, too: the block's inputs of earlier
     calls, before their norm (Transformer-XL, arXiv:1901.02860).
 
     Attributes:
       last_norm: whether pre-norm ends with a last norm.
+      some_steps: the blocks to run; (): those of the loop.
       The rest: see `BlockSettings`.
     """
 
     last_norm: bool = True
+    some_steps: tuple[Step, ...] = ()
 
     @nn.compact
     def __call__(
@@ -55,7 +57,7 @@ class Blocks(BlockSettings):
         else:
             seen = {"memory_length": memory_length}
         # Parameters are initialised block by block, however the blocks run later.
-        plain = self.unroll and self.remat == "none"
+        plain = bool(self.some_steps) or (self.unroll and self.remat == "none")
         run = self.run_blocks if plain or self.is_initializing() else self.run_pieces
         x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
         if self.last_norm and self.norm_position == "pre":
@@ -70,37 +72,31 @@ class Blocks(BlockSettings):
         Args:
           seen: which other tokens attention sees: mask and segment_ids, or memory_length.
         """
-        ffn_names, blocks_per_routing = self.ffn_names(), self.blocks_per_routing()
         pre = self.norm_position == "pre"
         built: dict[str, nn.Module] = {}
         ran: set[str] = set()
 
-        def part(kind: str, index: int, shared: bool, build: Callable[[str], nn.Module]):
-            name = kind if shared else block_part(index, kind)
-            if name not in built:
-                built[name] = build(name)
-            return built[name]
-
-        def due(module: nn.Module) -> bool:
-            """Returns whether a module must run; initialising a shared one takes a single run."""
-            done = self.is_initializing() and module.name in ran
-            ran.add(module.name)
+        def due(*modules: nn.Module | None) -> bool:
+            """Returns whether a part must run; initialising a shared one takes a single run."""
+            names = {module.name for module in modules if module}
+            done = self.is_initializing() and names <= ran
+            ran.update(names)
             return not done
 
         auxes: list[Aux] = []
         memories: list[Array] = []
         routing: Routing | None = None
-        for i, kind in enumerate(ffn_names):
-            if i % blocks_per_routing == 0:
-                routing = None
-            attention = part("attention", i, self.share_attention, self.build_attention)
-            norm_attention = part("norm_attention", i, self.share_norms, self.build_norm)
-            ffn = part(kind, i, self.share_ffn, lambda name, kind=kind: self.build_ffn(kind, name))
-            norm_ffn = part("norm_ffn", i, self.share_norms, self.build_norm)
+        for step in self.some_steps or self.steps():
+            for part, scope in step.scopes:
+                if scope not in built:
+                    built[scope] = self.build(part, scope, step)
+            of = {part: built[scope] for part, scope in step.scopes}
+            attention, norm_attention = of["attention"], of["norm_attention"]
+            ffn, norm_ffn, router = of["ffn"], of["norm_ffn"], of.get("router")
 
-            with jax.named_scope(f"block_{i:02d}"):
+            with jax.named_scope(f"block_{step.index:02d}"):
                 if memory is not None:
-                    old = memory[:, i]
+                    old = memory[:, step.index]
                     memories.append(updated(old, x))
                     seen = seen | {"memory": norm_attention(old) if pre else old}
                 y = norm_attention(x) if pre else x
@@ -110,13 +106,25 @@ class Blocks(BlockSettings):
                     auxes.append(aux)
                 x = x if pre else norm_attention(x)
                 y = norm_ffn(x) if pre else x
-                if due(ffn):
-                    output = ffn(y, mask=mask, train=train, routing=routing)
+                if due(ffn, router):
+                    routing = None if step.routes else routing
+                    others = {"router": router} if router else {}
+                    output = ffn(y, mask=mask, train=train, routing=routing, **others)
                     x, routing = x + output.y, output.routing
                     auxes.append(output.aux)
                 x = x if pre else norm_ffn(x)
         aux = over_operations(jnp.stack, auxes)
         return x, aux, jnp.stack(memories, axis=1) if memories else None
+
+    def build(self, part: str, scope: str, step: Step) -> nn.Module:
+        """Builds a part of a step under its scope."""
+        if part == "attention":
+            return self.build_attention(scope)
+        if part == "ffn":
+            return self.build_ffn(step.ffn, scope)
+        if part == "router":
+            return self.build_ffn(step.ffn).build_router(parent=self, name=scope)
+        return self.build_norm(scope)
 
     def run_pieces(
         self, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
@@ -124,17 +132,18 @@ class Blocks(BlockSettings):
         """Runs the blocks in equal pieces, each one function of its parameters and its memory.
 
         Such a function can be recomputed (`remat`). A piece is one block, or those that share a
-        routing. A run of pieces that repeats itself can be looped over (`unroll=False`).
+        routing. Pieces that repeat themselves can be looped over (`unroll=False`).
         """
-        size = self.blocks_per_routing()
-        count, period = self.depth // size, self.period() // size
-        loops = not self.unroll and period < count
-        ffn_names = self.ffn_names()[::size]
+        size, steps = self.blocks_per_routing(), self.steps()
+        starts = range(0, len(steps), size)
+        pieces = [tuple(s.within(i) for s in steps[i : i + size]) for i in starts]
         shared, own = self.split_parameters(size)
         keys = {name: self.make_rng(name) for name in ("dropout", "router") if self.has_rng(name)}
 
-        def piece(ffn: str) -> Callable:
-            blocks = self.first_blocks(size, ffn)
+        def runner(piece: tuple[Step, ...], *, looped: bool) -> Callable:
+            blocks = self.clone(
+                parent=None, name=None, some_steps=piece, remat="none", unroll=True, last_norm=False
+            )
 
             def run(x: Array, params: dict, old: Array | None, index: Array | int) -> tuple:
                 rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
@@ -144,42 +153,34 @@ class Blocks(BlockSettings):
                 )
 
             # The two passes of a loop are two loops, whose operations no compiler merges.
-            return jax.checkpoint(run, prevent_cse=not loops) if self.remat == "block" else run
-
-        pieces = {ffn: piece(ffn) for ffn in ffn_names}
-
-        def run_some(x: Array, inputs: list[tuple]) -> tuple[Array, tuple[Aux, Array | None]]:
-            """Runs the first pieces, or as many that have the same feed-forwards."""
-            outputs = []
-            for ffn, rest in zip(ffn_names, inputs, strict=False):
-                x, *output = pieces[ffn](x, *rest)
-                outputs.append(output)
-            return x, joined(outputs)
+            return jax.checkpoint(run, prevent_cse=not looped) if self.remat == "block" else run
 
         # [B, L, M, D] -> count * [B, size, M, D]
+        count = len(pieces)
         memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
         inputs = list(zip(own, memories, range(count), strict=True))
-        if not loops:
-            x, outputs = run_some(x, inputs)
-            return x, *outputs
-        periods = [inputs[first : first + period] for first in range(0, count, period)]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *periods)
-        x, outputs = jax.lax.scan(run_some, x, stacked)
-        each = [jax.tree.map(lambda y, i=i: y[i], outputs) for i in range(len(periods))]
-        return x, *joined(each)
+        outputs = []
+        for first, period, repeats in [(0, count, 1)] if self.unroll else stretches(pieces):
+            some = pieces[first : first + period]
+            runners = {piece: runner(piece, looped=repeats > 1) for piece in some}
 
-    def first_blocks(self, size: int, ffn: str) -> "Blocks":
-        """Returns a stack of so many of these blocks, with one feed-forward and one routing."""
-        return self.clone(
-            parent=None,
-            name=None,
-            depth=size,
-            ffn_blocks="all" if ffn == self.ffn else (),
-            routing_groups=min(self.routing_groups, 1),
-            unroll=True,
-            remat="none",
-            last_norm=False,
-        )
+            def run_some(x: Array, inputs: list[tuple], some=some, runners=runners) -> tuple:
+                found = []
+                for piece, rest in zip(some, inputs, strict=True):
+                    x, *output = runners[piece](x, *rest)
+                    found.append(output)
+                return x, joined(found)
+
+            rows = inputs[first : first + period * repeats]
+            if repeats == 1:
+                x, output = run_some(x, rows)
+                outputs.append(output)
+                continue
+            periods = [rows[i : i + period] for i in range(0, len(rows), period)]
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *periods)
+            x, found = jax.lax.scan(run_some, x, stacked)
+            outputs += [jax.tree.map(lambda y, i=i: y[i], found) for i in range(repeats)]
+        return x, *joined(outputs)
 
     def split_parameters(self, size: int) -> tuple[dict, list[dict]]:
         """Returns the parameters that blocks share, and the own parameters of each `size` blocks.

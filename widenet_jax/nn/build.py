@@ -51,7 +51,7 @@ def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
     Raises:
       BadInputError: a name or a value that does not exist, or a field that is unknown or missing.
     """
-    fields = {k: dict(v) if isinstance(v, Mapping) else v for k, v in model.items()}
+    fields = {k: plain(v) for k, v in model.items()}
     build = resolve(model_spec(fields.pop("name", "")).module)
     sections = {name: fields.pop(name) for name in FEED_FORWARDS if name in fields}
     sections[PLAIN] = {"mlp_dim": fields.pop("mlp_dim")} if "mlp_dim" in fields else {}
@@ -67,6 +67,13 @@ def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
     module = build(feed_forwards=sections, **fields, **model_fields)
     module.check()
     return module
+
+
+def plain(value: Any) -> Any:
+    """Returns a section of a config as dicts; other values as they are."""
+    if isinstance(value, Mapping):
+        return {name: plain(inner) for name, inner in value.items()}
+    return value
 
 
 def parameter_shapes(model: nn.Module, input_spec: Shapes) -> PyTree:
@@ -129,5 +136,6 @@ def count_parameters(shapes: PyTree) -> int:
 
 def count_unrolled(model: nn.Module, input_spec: Shapes) -> int:
     """Counts the parameters of the same model with nothing shared: all that its blocks apply."""
-    apart = model.clone(share_attention=False, share_ffn=False, share_norms=False)
+    none = {"attention": "none", "experts": "none", "router": "experts", "norms": "none"}
+    apart = model.clone(loop={**model.loop, "tie": none})
     return count_parameters(parameter_shapes(apart, input_spec))

@@ -22,7 +22,9 @@ It may have
 
 The field `examples_per_group`, where a feed-forward has it, says how many consecutive examples of
 a batch it works on together. A feed-forward that returns a routing for later blocks to follow has
-the class attribute `routes = True`.
+the class attribute `routes = True`. To have its router tied otherwise than its experts
+(`config.model.loop.tie.router`) it takes one, `router=`, which its method
+`build_router(parent, name)` builds.
 
 To add a feed-forward: a file with a class, and one entry below, the class or its dotted name.
 """

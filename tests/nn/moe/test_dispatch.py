@@ -24,7 +24,7 @@ B = 32
 
 def loss_and_gradients(dispatch: str, mesh=None):
     """Returns the loss of a WideNet with all its losses, and every parameter's gradient."""
-    tight = {"capacity_factor": 0.8, "examples_per_group": 2, "depth": 1}
+    tight = {"capacity_factor": 0.8, "examples_per_group": 2, "loop": {"core": ((1, 1),)}}
     fields = sizes.vision_model("widenet", "tiny", "moe", tight)
     fields |= {"dropout": 0.0, "dtype": "float32"}
     fields["moe"]["dispatch"] = dispatch

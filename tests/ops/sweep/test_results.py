@@ -24,7 +24,7 @@ def outcomes_of(
     config: str, metric: str, directory: Directory, scores=(0.5, 0.7, 0.9, None)
 ) -> list[Outcome]:
     """Depths 1 and 2 with seeds 0 and 1: three trials are done, one was pruned at 0.1."""
-    settings = product([sweep("model.depth", [1, 2]), sweep("seed", [0, 1])])
+    settings = product([sweep("model.mlp_dim", [1, 2]), sweep("seed", [0, 1])])
     found = []
     for trial, score in zip(expand(config, settings), scores, strict=True):
         workdir = Path(directory.workdir(trial))
@@ -51,7 +51,7 @@ def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
     Results(outcomes, directory).write()
     rows = rows_of_csv(directory)
     assert [row["test_accuracy"] for row in rows] == ["0.9", "0.7", "0.5", ""]
-    assert [(row["model.depth"], row["seed"]) for row in rows] == [
+    assert [(row["model.mlp_dim"], row["seed"]) for row in rows] == [
         ("2", "0"), ("1", "1"), ("1", "0"), ("2", "1"),
     ]  # fmt: skip
     assert rows[0]["params_sha256"] == "ab"
@@ -65,12 +65,12 @@ def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
 def test_means_over_seeds(outcomes, directory):
     """0.5 and 0.7: 12.706 standard errors of 0.1; a seed's 95% are over its 20 images."""
     one, two = Results(outcomes, directory).over_seeds()
-    assert one == {"model.depth": 2, "seeds": 1, "mean": 0.9, "std": None, "interval": None}
+    assert one == {"model.mlp_dim": 2, "seeds": 1, "mean": 0.9, "std": None, "interval": None}
     spread = {
         "std": pytest.approx(0.02**0.5),
         "interval": pytest.approx((-0.6706, 1.8706), abs=1e-4),
     }
-    assert two == {"model.depth": 1, "seeds": 2, "mean": 0.6} | spread
+    assert two == {"model.mlp_dim": 1, "seeds": 2, "mean": 0.6} | spread
     for outcome in outcomes:
         outcome.result |= {"unit": "images", "test_images": 20}
     trials, over_seeds = Results(outcomes, directory).report().split("\n\n")[:2]
@@ -85,7 +85,7 @@ def test_the_best_setting_has_the_best_mean_over_seeds(directory):
     outcomes = outcomes_of("configs/digits.py", "accuracy", directory, (0.9, 0.3, 0.7, 0.8))
     results = Results(outcomes, directory)
     best = results.best()
-    assert (best["setting"], best["seeds"], best["mean"]) == ({"model.depth": 2}, 2, 0.75)
+    assert (best["setting"], best["seeds"], best["mean"]) == ({"model.mlp_dim": 2}, 2, 0.75)
     assert best["trial"] == outcomes[3].trial.name and best["test_accuracy"] == 0.8
     assert "mean over seeds 0.75 (2), this one test_accuracy 0.8\n" in results.report()
     assert results.chosen_on_test() == ""
@@ -108,7 +108,7 @@ def test_the_report_names_the_failed_and_what_is_left(outcomes, directory):
     assert str(directory.log(outcomes[0].trial)) in text
     lines = text.splitlines()
     assert lines[0].split() == [
-        "trial", "model.depth", "seed", "status", "test_accuracy", "params", "last_eval_accuracy",
+        "trial", "model.mlp_dim", "seed", "status", "test_accuracy", "params", "last_eval_accuracy",
     ]  # fmt: skip
     assert lines[1].split()[-1] == "0.9" and "std" in text
     for outcome, status in zip(outcomes, ("stopped", "waiting", "waiting", "failed"), strict=True):

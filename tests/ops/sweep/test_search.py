@@ -44,10 +44,10 @@ def rates(outcomes: list[Outcome]) -> list[float]:
 
 def test_spaces():
     space = parse_space(
-        ["config.a=log:1e-4:1", "model.depth=int:1:3", "seed=1,2", "model.dropout=float:0:0.5"]
+        ["config.a=log:1e-4:1", "model.mlp_dim=int:1:3", "seed=1,2", "model.dropout=float:0:0.5"]
     )
     ends = [(one.low, one.high, one.log) for name, one in space.items() if name != "seed"]
-    assert list(space) == ["a", "model.depth", "seed", "model.dropout"]
+    assert list(space) == ["a", "model.mlp_dim", "seed", "model.dropout"]
     assert ends == [(1e-4, 1.0, True), (1, 3, False), (0.0, 0.5, False)]
     assert space["seed"].choices == ("1", "2")
     for texts, words in (

@@ -20,7 +20,7 @@ from widenet_jax.ops.sweep.trials import Trial, check_shared, expand
 PATIENCE_SECONDS = 900  # for a whole sweep on a busy machine
 DIGITS = "--config=configs/digits.py"
 SEARCH = ["--search=tpe", "--space=seed=0,1", "--trials=3"]
-SMALL = {"model.depth": 1, "model.embed_dim": 16}
+SMALL = {"model.loop.core": ((1, 1),), "model.embed_dim": 16}
 
 
 def call(*arguments: str) -> int:
@@ -166,7 +166,7 @@ def test_results_of_an_edited_config_file_or_other_flags_are_not_mixed(
 
 
 def test_the_dry_run_lists_the_commands(tmp_path: Path, capsys):
-    flags = ("--sweep=seed=0,1", "--zip=model.depth=1,2", "--zip=optimizer.weight_decay=0.1,0.2")
+    flags = ("--sweep=seed=0,1", "--zip=model.mlp_dim=1,2", "--zip=optimizer.weight_decay=0.1,0.2")
     assert (
         call(DIGITS, *flags, f"--workdir={tmp_path}", "--dry_run", "--config.duration=1 steps") == 0
     )
@@ -175,7 +175,7 @@ def test_the_dry_run_lists_the_commands(tmp_path: Path, capsys):
     words = shlex.split(lines[3])
     assert words[1:5] == ["-m", "widenet_jax.main", DIGITS, words[4]]
     assert words[5:] == [
-        "--config.duration=1 steps", "--config.model.depth=2",
+        "--config.duration=1 steps", "--config.model.mlp_dim=2",
         "--config.optimizer.weight_decay=0.2", "--config.seed=0",
     ]  # fmt: skip
     assert list(tmp_path.iterdir()) == []
@@ -206,7 +206,7 @@ def test_json_is_one_object(tmp_path: Path, capsys):
         (["--sweep=seed=0,1", "--index=2"], "trials go from 0 to 1"),
         (["--search=tpe", "--trials=3"], "--search and --space go together"),
         ([*SEARCH, "--prune", "--launch=a", "--trial_workdir=b"], "--prune cannot end launched"),
-        ([SEARCH[0], "--space=model.depth=1,x", SEARCH[2]], "whole number"),
+        ([SEARCH[0], "--space=model.mlp_dim=1,x", SEARCH[2]], "whole number"),
         (["--sweep=seed=0", "--launch=--tpu=v3-8"], "--launch and --trial_workdir"),
         (["--sweep=seed=0", "--launch='a", "--trial_workdir=b"], "No closing quotation"),
     ],

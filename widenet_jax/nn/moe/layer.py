@@ -92,9 +92,11 @@ class MoeLayer(nn.Module):
         mask: Array | None = None,  # [B, T] True for real tokens
         train: bool,
         routing: Routing | None = None,
+        router: nn.Module | None = None,
     ) -> FfnOutput:
         """Routes every token, or follows a `routing` of an earlier block in its routing group.
 
+        The router is this layer's, or `router`, a part of the block; see `build_router`.
         aux is {} when following.
 
         Raises:
@@ -113,7 +115,8 @@ class MoeLayer(nn.Module):
         if routing is None:
             with jax.named_scope("router"):
                 mask = mask.reshape(B // g, g * T)
-                routing, aux = self.route(grouped, mask, capacity=C, train=train)
+                router = router or self.build_router(parent=self, name="router")
+                routing, aux = self.route(router, grouped, mask, capacity=C, train=train)
         experts = self.build_experts(D, train=train)
         method = self.method(g * T, capacity=C, platform=platform())
         y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)
@@ -130,12 +133,14 @@ class MoeLayer(nn.Module):
         check_range(f"{SECTION}.output_dropout", self.output_dropout, 0.0, 0.99)
         choose(ACTIVATIONS, self.activation, field=f"{SECTION}.activation")
 
-    def route(self, x: Array, mask: Array, *, capacity: int, train: bool) -> tuple[Routing, Aux]:
+    def route(
+        self, router: nn.Module, x: Array, mask: Array, *, capacity: int, train: bool
+    ) -> tuple[Routing, Aux]:
         """Routes token groups x [G, S, D], mask [G, S]: the routing with slots, and aux."""
         # The key is drawn in this layer's scope, whatever the router draws from it.
         key = self.make_rng("router") if train and self.has_rng("router") else None
         # In float32, whatever `dtype`: rounding would move tokens between experts.
-        routing = self.build_router()(x.astype(jnp.float32), mask, key=key, train=train)
+        routing = router(x.astype(jnp.float32), mask, key=key, train=train)
         losses, loss = balance_losses(routing, mask, self.losses)
         limit = self.limit(mask.sum(axis=1, dtype=jnp.int32), train=train)
         limit = jnp.minimum(limit, capacity)
@@ -149,19 +154,19 @@ class MoeLayer(nn.Module):
         """Returns the FLOPs of the K experts of every token, without router and dispatch."""
         return B * T * 4 * D * self.mlp_dim * self.num_selected_experts
 
-    def build_router(self) -> nn.Module:
-        """Builds the module of `self.router`.
+    def build_router(self, *, parent: nn.Module, name: str) -> nn.Module:
+        """Builds the module of `self.router` as a submodule of `parent`.
 
         Raises:
           BadInputError: an unknown router, or a field that is unknown or missing.
         """
         fields = {key: value for key, value in self.router.items() if key != "name"}
-        name = self.router.get("name", "")
-        build = resolve(choose(ROUTERS, name, field=f"{SECTION}.router.name"))
+        kind = self.router.get("name", "")
+        build = resolve(choose(ROUTERS, kind, field=f"{SECTION}.router.name"))
         names = ("num_experts", "num_selected_experts", "kernel_init")
         check_section(build, fields, section=f"{SECTION}.router", decided=names)
-        common = {name: getattr(self, name) for name in names}
-        return build(**common, **fields, parent=self, name="router")
+        common = {field: getattr(self, field) for field in names}
+        return build(**common, **fields, parent=parent, name=name)
 
     def build_experts(self, embed_dim: int, *, train: bool) -> ExpertFfn:
         """Returns the experts with their parameters, and in training the key of their dropout."""

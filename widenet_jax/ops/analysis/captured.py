@@ -121,5 +121,6 @@ def capture(
         mutable=["intermediates"],
     )
     layers = flatten_dict(state["intermediates"][ENCODER])
-    # One layer is called in every block, or each block has its layer; their names sort by block.
-    return outputs, [call for _, calls in sorted(layers.items()) for call in calls]
+    calls = {path[0]: iter(calls) for path, calls in layers.items()}  # of a layer, loop by loop
+    visited = (dict(step.scopes)["ffn"] for step in model.steps())
+    return outputs, [next(calls[scope]) for scope in visited if scope in calls]

@@ -15,6 +15,7 @@ from widenet_jax.nn.build import (
     parameter_shapes,
     traced_once,
 )
+from widenet_jax.nn.loop import Loop
 from widenet_jax.ops.plan import printed
 from widenet_jax.typing import Shapes
 
@@ -94,11 +95,12 @@ def text_row(of: printed.PrintedText) -> dict[str, Any]:
 def language_row(of: printed.PrintedCount) -> dict[str, Any]:
     """Returns the row of a language model; `note` says what is solved for equal parameters."""
     fields = model_section(of.variant)
+    depth = Loop.of(fields["loop"]).depth
     inputs = shapes(jnp.int32, tokens=(1, 8), memory_length=(1,))
-    inputs |= shapes(jnp.float32, memory=(1, fields["depth"], 8, fields["embed_dim"]))
+    inputs |= shapes(jnp.float32, memory=(1, depth, 8, fields["embed_dim"]))
     model = build_model(fields, vocab_size=of.vocab_size)
     params = count_parameters(parameter_shapes(model, inputs))
-    theirs, figure = params + 2 * fields["depth"], of.params or 0
+    theirs, figure = params + 2 * depth, of.params or 0
     agrees = abs(theirs - figure) <= (0 if figure % 10_000 else 5000)
     row = row_of(of, "sigma-MoE", params, params, millions=figure / 1e6 or None, agrees=agrees)
     return row | {"note": f"{sizes_text(fields)}; the paper has 2 scalars a block more: {theirs:,}"}

@@ -6,7 +6,7 @@ A config's `get_sweep(sweep)` receives this module:
       return sweep.product([
           sweep.sweep("seed", range(3)),
           sweep.zipit([
-              sweep.sweep("model.depth", [2, 4]),
+              sweep.sweep("model.mlp_dim", [64, 128]),
               sweep.sweep("optimizer.learning_rate", [3e-3, 1e-3]),
           ]),
       ])

@@ -31,7 +31,7 @@ Space = Mapping[str, Any]  # an Optuna distribution for each field
 
 
 def parse_space(texts: Sequence[str]) -> Space:
-    """Parses --space: "learning_rate=log:1e-4:1e-2", "model.depth=int:2:6", "model.pool=cls,mean".
+    """Parses --space: "learning_rate=log:1e-4:1e-2", "a=int:64:96", "model.pool=cls,mean".
 
     Raises:
       BadInputError: a text of another form, a field with two spaces, or Optuna is missing.

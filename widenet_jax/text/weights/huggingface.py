@@ -28,6 +28,7 @@ from widenet_jax.text.weights.huggingface_config import (
     huggingface_config,
     kind_out,
     model_section,
+    steps_of,
 )
 
 # Their module and ours, outside the blocks. Modules of the backbone have the model's prefix in
@@ -198,7 +199,7 @@ def read_huggingface(
     if fields is None:
         return None
     kind, shared = kind_out(fields)
-    how = {"kind": kind, "depth": fields["depth"], "shared": shared, "source": source}
+    how = {"kind": kind, "depth": len(steps_of(fields)), "shared": shared, "source": source}
     params = from_huggingface_text(arrays, **how)
     rows = len(params["embeddings"]["token"])
     if config.get("vocab_size", rows) != rows:
@@ -225,7 +226,8 @@ def layout(model: Any, place: str) -> tuple[dict[str, np.ndarray], dict[str, Any
     section = model.config["model"]
     check_has_counterpart(section, place)
     kind, shared = kind_out(section)
-    arrays = to_huggingface_text(model.params, kind=kind, depth=section["depth"], shared=shared)
+    depth = len(steps_of(section))
+    arrays = to_huggingface_text(model.params, kind=kind, depth=depth, shared=shared)
     names, tokenizer = model.class_names, model.tokenizer
     labels = {
         "id2label": {str(label): name for label, name in enumerate(names)},

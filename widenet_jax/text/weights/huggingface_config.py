@@ -14,7 +14,7 @@ from widenet_jax.errors import BadInputError
 # `AlbertConfig` for files that leave it out (None: it has no such field).
 NUMBERS = {
     "hidden_size": ("embed_dim", 768, 4096),
-    "num_hidden_layers": ("depth", 12, 12),
+    "num_hidden_layers": (None, 12, 12),
     "intermediate_size": ("mlp_dim", 3072, 16384),
     "max_position_embeddings": ("num_positions", 512, 512),
     "type_vocab_size": ("num_token_types", 2, 2),
@@ -91,7 +91,8 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any] |
         "activation": activation_of(theirs, "", source=source),
         "norm_position": "post",
     }
-    model = configs_module("variants").model_section("albert" if shared else "bert") | fields
+    variant = f"{'albert' if shared else 'bert'},depth={theirs['num_hidden_layers']}"
+    model = configs_module("variants").model_section(variant) | fields
     heads = {"num_heads": int(theirs["num_attention_heads"])}
     return model | {"attention": model["attention"] | heads}
 
@@ -128,6 +129,13 @@ def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
         "attention.name": ("full",),
         "attention.head_dim": (0, model["embed_dim"] / heads),
     }
+    layers = set(steps_of(model))
+    if len(layers) not in (1, len(steps_of(model))):
+        raise BadInputError(
+            f"--format=huggingface: {place} holds a model with config.model.loop.core="
+            f"{model['loop']['core']}, and in their BERT and ALBERT all blocks share their "
+            "weights or none do; export it with --format=safetensors"
+        )
     for name, values in theirs.items():
         if found[name] not in values:
             raise BadInputError(
@@ -142,8 +150,15 @@ def kind_out(model: Mapping[str, Any]) -> tuple[str, bool]:
     BERT has no projection, and ALBERT always has one.
     """
     kind = "albert" if model["projection"] else "bert"
-    shares = all(model[f"share_{part}"] for part in ("attention", "ffn", "norms"))
-    return kind, kind == "albert" and shares
+    return kind, kind == "albert" and len(set(steps_of(model))) == 1 < len(steps_of(model))
+
+
+def steps_of(model: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
+    """Returns the scopes of the parameters of each block's parts, for a `config.model`."""
+    from widenet_jax.nn.loop import Loop  # with JAX, which a config is read without
+
+    loop = Loop.of(model["loop"])
+    return [step.scopes for step in loop.steps([model["ffn"]] * loop.depth, 1)]
 
 
 def huggingface_config(
@@ -165,7 +180,7 @@ def huggingface_config(
         own = {
             "classifier_dropout_prob": 0.1,
             "embedding_size": model["embedding_dim"],
-            "num_hidden_groups": 1 if shared else model["depth"],
+            "num_hidden_groups": 1 if shared else len(steps_of(model)),
             "inner_group_num": 1,
         }
     return {
@@ -173,6 +188,7 @@ def huggingface_config(
         "architectures": [f"{kind.capitalize()}{head}"],
         "vocab_size": vocab_size,
         "num_attention_heads": model["attention"]["num_heads"],
+        "num_hidden_layers": len(steps_of(model)),
         **{theirs: model[ours] for theirs, ours in SAME.items()},
         "hidden_act": names[model["activation"]],
         "attention_probs_dropout_prob": 0.0,  # ours have no dropout on attention weights

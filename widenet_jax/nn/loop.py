@@ -1,0 +1,239 @@
+"""Which weights a stack of blocks runs, and in which order: `config.model.loop`.
+
+A stack is a prelude of own blocks, a core of groups, and a coda of own blocks. A group
+`(layers, loops)` runs its layers in order, and that so many times: `((12, 1),)` is a plain stack
+of 12 blocks, `((1, 12),)` one block 12 times (WideNet, ALBERT), `((2, 3),)` ABABAB, and
+`((1, 3), (1, 3))` AAABBB. Letters in place of a number write the order out: `(("ABCBA", 1),)`.
+
+The ties say which parts share weights:
+
+    none   each step of the core has its own
+    loops  one for each layer of a group, for all its loops
+    core   one for all steps of the core
+
+Names of parameters: a part that one step owns is `block_03_attention`; of a layer that runs more
+than once `core_0_1_attention` (group 0, layer 1), or `attention` where the core has this one layer
+or the tie is `core`.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from widenet_jax.errors import BadInputError, check_fields, check_range, choose
+from widenet_jax.param_names import block_part, core_part, split_block_part
+
+SECTION = "config.model.loop"
+TIES = dict.fromkeys(("none", "loops", "core"))
+LIKE_EXPERTS = "experts"  # a router's tie: the experts' own
+MOST_STEPS = 2**10
+
+
+@dataclasses.dataclass(frozen=True)
+class Tie:
+    """Which steps of the core share a part's weights: a name in `TIES` for each part.
+
+    Attributes:
+      attention: the attention layer.
+      experts: the feed-forward, with experts or dense.
+      router: of the experts; "experts" is as they are.
+      norms: both norms of a block.
+    """
+
+    attention: str = "loops"
+    experts: str = "loops"
+    router: str = LIKE_EXPERTS
+    norms: str = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One run of a block: its place, and the scopes of its parts' parameters.
+
+    Attributes:
+      index: t, its place in the stack, or in the piece of the stack that runs.
+      ffn: the kind of its feed-forward.
+      scopes: of `attention`, `norm_attention`, `ffn` and `norm_ffn`, and `router` where that has
+        another tie than the experts.
+      routes: whether it may not follow the routing of the step before it.
+    """
+
+    index: int
+    ffn: str
+    scopes: tuple[tuple[str, str], ...]
+    routes: bool
+
+    def within(self, first: int) -> "Step":
+        """Returns this step as one of a piece that starts at step `first`."""
+        scopes = tuple((part, renumbered(scope, -first)) for part, scope in self.scopes)
+        return dataclasses.replace(self, index=self.index - first, scopes=scopes)
+
+
+def renumbered(scope: str, shift: int) -> str:
+    """Returns the scope of the block that many places later; others as they are."""
+    index, part = split_block_part(scope)
+    return scope if index is None else block_part(index + shift, part)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """The section `config.model.loop`.
+
+    Attributes:
+      prelude, coda: number of own blocks before and after the core.
+      core: (layers, loops) of each group; layers is a number or letters in their order.
+      tie: see `Tie`.
+    """
+
+    core: tuple[tuple[int | str, int], ...]
+    prelude: int = 0
+    coda: int = 0
+    tie: Tie = Tie()
+
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> "Loop":
+        """Builds a loop from its section.
+
+        Raises:
+          BadInputError: a field is unknown, of another type or out of range.
+        """
+        check_fields({f.name: f for f in dataclasses.fields(cls)}, section, section=SECTION)
+        tie = section.get("tie", {})
+        check_fields({f.name: f for f in dataclasses.fields(Tie)}, tie, section=f"{SECTION}.tie")
+        loop = cls(**{**section, "core": groups_of(section["core"]), "tie": Tie(**tie)})
+        for part, value in dataclasses.asdict(loop.tie).items():
+            known = TIES | ({LIKE_EXPERTS: None} if part == "router" else {})
+            choose(known, value, field=f"{SECTION}.tie.{part}")
+        for end in ("prelude", "coda"):
+            check_range(f"{SECTION}.{end}", getattr(loop, end), 0, MOST_STEPS)
+        check_range(f"{SECTION}: the number of steps", loop.depth, 1, MOST_STEPS)
+        return loop
+
+    @property
+    def depth(self) -> int:
+        """L, the number of steps: blocks as they run, not as they are stored."""
+        return self.prelude + self.coda + sum(len(order) * r for order, r in self.orders())
+
+    @property
+    def own_router(self) -> bool:
+        """Whether routers stand apart from the experts, as they have another tie."""
+        return self.tie.router not in (LIKE_EXPERTS, self.tie.experts)
+
+    @property
+    def layers(self) -> int:
+        """Number of blocks as they are stored, where each layer's loops share all parts."""
+        return self.prelude + self.coda + sum(max(order) + 1 for order, _ in self.orders())
+
+    @property
+    def text(self) -> str:
+        """The loop as an option of a variant writes it: "2+8x2+2"."""
+        ends = [[str(n)] if n else [] for n in (self.prelude, self.coda)]
+        return "+".join(ends[0] + [f"{layers}x{loops}" for layers, loops in self.core] + ends[1])
+
+    def shared(self) -> list[str]:
+        """Returns the parts whose weights more than one step of the core runs."""
+        steps = self.depth - self.prelude - self.coda
+        loops, core = steps > self.layers - self.prelude - self.coda, steps > 1
+        repeats = {"none": False, "loops": loops, "core": core}
+        ties = {"attention": self.tie.attention, "feed-forward": self.tie.experts}
+        return [part for part, tie in (ties | {"norms": self.tie.norms}).items() if repeats[tie]]
+
+    def orders(self) -> list[tuple[tuple[int, ...], int]]:
+        """Returns the layers of each group in their order, and its loops: [((0, 1), 6)]."""
+        return [(order_of(layers), loops) for layers, loops in self.core]
+
+    def visited(self) -> list[tuple[int, int] | None]:
+        """Returns (group, layer) of each step; None outside the core."""
+        core = [
+            (group, layer)
+            for group, (order, loops) in enumerate(self.orders())
+            for layer in order * loops
+        ]
+        return [None] * self.prelude + core + [None] * self.coda
+
+    def steps(self, ffns: Sequence[str], blocks_per_routing: int) -> tuple[Step, ...]:
+        """Returns the steps in their order.
+
+        Args:
+          ffns: the kind of each step's feed-forward.
+          blocks_per_routing: how many consecutive steps follow one routing.
+        """
+        layers = self.visited()
+        visits, tie = Counter(layers), self.tie
+        lone = len(visits.keys() - {None}) == 1
+
+        def scope(index: int, part: str, tied: str) -> str:
+            layer = layers[index]
+            if layer is None or tied == "none" or (tied == "loops" and visits[layer] == 1):
+                return block_part(index, part)
+            return part if lone or tied == "core" else core_part(*layer, part)
+
+        steps = []
+        for i, ffn in enumerate(ffns):
+            scopes = {
+                "attention": scope(i, "attention", tie.attention),
+                "norm_attention": scope(i, "norm_attention", tie.norms),
+                "ffn": scope(i, ffn, tie.experts),
+                "norm_ffn": scope(i, "norm_ffn", tie.norms),
+            }
+            if self.own_router:
+                scopes["router"] = scope(i, "router", tie.router)
+            steps.append(Step(i, ffn, tuple(scopes.items()), i % blocks_per_routing == 0))
+        return tuple(steps)
+
+
+def groups_of(core: Any) -> tuple[tuple[int | str, int], ...]:
+    """Returns the groups of `core` as tuples; raises BadInputError where it has none."""
+    try:
+        groups = tuple((layers, loops) for layers, loops in core)
+    except (TypeError, ValueError):
+        groups = ()
+    for layers, loops in groups:
+        if not (is_count(loops) and (is_count(layers) or order_of(layers))):
+            groups = ()
+    if not groups:
+        raise BadInputError(
+            f"{SECTION}.core={core!r}: give (layers, loops) of each group, both at least 1, such "
+            'as ((1, 12),), or letters for layers: (("ABCBA", 1),)'
+        )
+    return groups
+
+
+def is_count(number: Any) -> bool:
+    """Whether this is a number of layers or loops."""
+    return type(number) is int and 1 <= number <= MOST_STEPS
+
+
+def order_of(layers: int | str) -> tuple[int, ...]:
+    """Returns a group's layers in their order: (0, 1, 2) for 3, (0, 1, 0) for "ABA"."""
+    if type(layers) is int:
+        return tuple(range(layers))
+    letters = list(dict.fromkeys(layers)) if isinstance(layers, str) and layers.isalpha() else []
+    return tuple(map(letters.index, layers)) if letters else ()
+
+
+def stretches(kinds: Sequence[Any]) -> Iterator[tuple[int, int, int]]:
+    """Splits a sequence into stretches that repeat themselves.
+
+    Yields:
+      (first, period, repeats): kinds[first:first + period] comes `repeats` times; the longest such
+      stretch from `first` on, of those the one with the shortest period.
+    """
+    first = 0
+    while first < len(kinds):
+        best = (1, 1)
+        for period in range(1, (len(kinds) - first) // 2 + 1):
+            repeats = 1
+            while repeated(kinds, first, period, repeats):
+                repeats += 1
+            if repeats > 1 and period * repeats > best[0] * best[1]:
+                best = (period, repeats)
+        yield (first, *best)
+        first += best[0] * best[1]
+
+
+def repeated(kinds: Sequence[Any], first: int, period: int, repeats: int) -> bool:
+    """Whether one more period follows `repeats` of them."""
+    last = first + period * repeats
+    return kinds[last : last + period] == kinds[first : first + period]
