@@ -3,12 +3,17 @@
 A kind of models is a table of names and of options; `parse` reads them all.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from configs import sizes
 from configs.sizes import ENTROPY_OF, FFNS, LANGUAGE_SIZES, ROUTER_LOSSES, ROUTERS
 from widenet_jax.errors import BadInputError, choose, known_names
+
+# [PRELUDE+] (LAYERSxLOOPS of each group) [+CODA]; layers are a number, or letters in their order.
+GROUP = r"(?:\d+|[A-Z]+)x\d+"
+LOOP = re.compile(rf"(?:(\d+)\+)?({GROUP}(?:\+{GROUP})*)(?:\+(\d+))?")
 
 
 def loop_of(text: str) -> dict:
@@ -17,16 +22,16 @@ def loop_of(text: str) -> dict:
     Raises:
       ValueError: another text.
     """
-    parts = text.split("+")
-    ends = [place for place, part in enumerate(parts) if "x" not in part]
-    if not set(ends) <= {0, len(parts) - 1} or len(ends) == len(parts):
+    found = LOOP.fullmatch(text)
+    if not found:
         raise ValueError(text)
-    groups = [part.split("x") for part in parts if "x" in part]
-    core = [(int(n) if n.isdigit() else n, int(loops)) for n, loops in groups]
-    found = {"prelude": 0, "core": tuple(core), "coda": 0}
-    for place in ends:
-        found["coda" if place else "prelude"] = int(parts[place])
-    return found
+    prelude, groups, coda = found.groups()
+    core = [group.split("x") for group in groups.split("+")]
+    return {
+        "prelude": int(prelude or 0),
+        "core": tuple((int(n) if n.isdigit() else n, int(loops)) for n, loops in core),
+        "coda": int(coda or 0),
+    }
 
 
 # Option -> its type, or a table of its choices.

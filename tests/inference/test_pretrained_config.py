@@ -1,5 +1,6 @@
 """config.model.name="pretrained": the section of a run, an export or a Hugging Face model."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_the_whole_section_is_taken_and_may_be_overridden(tmp_path):
     moe = {"capacity_factor": 1.5, "losses": {"load_balance": 0.0}}
     changed = config(dropout=0.25, dtype="bfloat16", moe=moe)
     set_fields(changed, [*flags, "--config.model.dropout=0.5", "--config.model.remat=block"])
-    expected = json.loads(json.dumps(WIDENET))
+    expected = copy.deepcopy(WIDENET)
     expected |= {"dropout": 0.5, "dtype": "bfloat16", "remat": "block"}
     expected["moe"]["capacity_factor"] = 1.5
     expected["moe"]["losses"]["load_balance"] = 0.0

@@ -82,7 +82,7 @@ def test_tied_equals_untied_with_copied_weights(name: str):
     value, grads = jax.jit(jax.value_and_grad(partial(loss, tied)))(params)
     through = jax.jit(jax.value_and_grad(lambda p: loss(untied, copied(p))))(params)
     assert jax.tree.structure(shapes(untied)) == jax.tree.structure(copied(params))
-    np.testing.assert_allclose(value, through[0], rtol=1e-6)
+    np.testing.assert_allclose(value, through[0], rtol=2e-5)
     compare = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(compare, grads, through[1])
 
@@ -118,7 +118,7 @@ def test_options_write_loops():
     assert found("2+8x2+3") | {"tie": 0} == {"prelude": 2, "core": ((8, 2),), "coda": 3, "tie": 0}
     assert found("1x6+1x6")["core"] == ((1, 6), (1, 6))
     assert found("ABCBAx1")["core"] == (("ABCBA", 1),)
-    for text in ("3", "1x2+3+1x2", "ax", "x3"):
+    for text in ("3", "1x2+3+1x2", "Ax", "x3"):
         with pytest.raises(BadInputError, match=r"PRELUDE\+LAYERSxLOOPS\+CODA"):
             found(text)
     with pytest.raises(BadInputError, match="option depth has no effect beside loop"):

@@ -190,7 +190,8 @@ def groups_of(core: Any) -> tuple[tuple[int | str, int], ...]:
     except (TypeError, ValueError):
         groups = ()
     for layers, loops in groups:
-        if not (is_count(loops) and (is_count(layers) or order_of(layers))):
+        known = is_count(layers) or (isinstance(layers, str) and order_of(layers))
+        if not (known and is_count(loops)):
             groups = ()
     if not groups:
         raise BadInputError(
@@ -209,7 +210,7 @@ def order_of(layers: int | str) -> tuple[int, ...]:
     """Returns a group's layers in their order: (0, 1, 2) for 3, (0, 1, 0) for "ABA"."""
     if type(layers) is int:
         return tuple(range(layers))
-    letters = list(dict.fromkeys(layers)) if isinstance(layers, str) and layers.isalpha() else []
+    letters = list(dict.fromkeys(layers)) if layers.isalpha() else []
     return tuple(map(letters.index, layers)) if letters else ()
 
 
