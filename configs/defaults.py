@@ -138,6 +138,11 @@ LOOP = {  # config.model.loop, see widenet_jax/nn/loop.py
     "prelude": (0, "own blocks before the core", 0, 2**10),
     "core": (((12, 1),), '(layers, loops) of each group; ((1, 12),): a block 12 times; ("ABA", 1)'),
     "coda": (0, "own blocks after the core", 0, 2**10),
+    "inject": ("none", "none, add, linear: how the state before the core enters each loop"),
+    "start": ("prelude", "prelude, zeros: the state with which the core begins"),
+    "embed": (False, "a learned vector of each loop is added as it begins"),
+    "state_norm": (False, "a norm of the state ends each loop"),
+    "residual_scale": ("1", "of the core's branches: 1, 1/loops, 1/(loops*sqrt(layers))"),
 }
 TIE = {  # config.model.loop.tie: what shares weights in the core: none, loops of a layer, core
     "attention": ("loops", "none, loops, core"),

@@ -268,7 +268,7 @@ def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:
     given = family | options
     norms = given.get("share_norms", False)
     if "loop" in options:
-        section = options["loop"] | {"tie": values(defaults.TIE)}
+        section = values(defaults.LOOP) | options["loop"] | {"tie": values(defaults.TIE)}
         section["tie"]["norms"] = "loops" if norms else "none"
         return section
     depth = options.get("depth", depth)

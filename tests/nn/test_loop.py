@@ -7,13 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import apply
 from test_blocks import MOE, X, shapes
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
+from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
 from widenet_jax.nn.loop import Loop, stretches
+from widenet_jax.nn.mlp import Mlp
 
 TIED = {"attention": "loops", "experts": "loops", "router": "experts", "norms": "loops"}
 # The grammar's table: a prelude, core and coda, and ties.
@@ -25,6 +28,9 @@ GRAMMAR = {
     "sandwich": {"prelude": 1, "core": ((2, 2),), "coda": 1, "tie": TIED},
     "one of experts": {"core": ((2, 2),), "tie": TIED | {"experts": "core", "router": "loops"}},
     "ABCBA": {"core": (("ABCBA", 1),), "tie": TIED},
+    "everything": {"prelude": 1, "core": ((2, 2), (1, 3)), "coda": 1, "tie": TIED,
+                   "inject": "linear", "start": "zeros", "embed": True, "state_norm": True,
+                   "residual_scale": "1/(loops*sqrt(layers))"},
 }  # fmt: skip
 
 
@@ -56,7 +62,12 @@ def test_the_order_of_steps_and_the_names_of_their_weights():
     }
 
 
-@pytest.mark.parametrize("name", GRAMMAR)
+IN_SHORT = ("everything",)  # the default suite's
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in IN_SHORT else pytest.param(n, marks=pytest.mark.slow) for n in GRAMMAR]
+)
 def test_tied_equals_untied_with_copied_weights(name: str):
     """The output; and the gradient of a tied weight is the sum of its copies'."""
     tied = blocks(GRAMMAR[name])
@@ -65,19 +76,20 @@ def test_tied_equals_untied_with_copied_weights(name: str):
     steps = tied.steps()
 
     def copied(params: dict) -> dict:
-        found = {"norm_out": params["norm_out"]}
+        tied = {scope for step in steps for _, scope in step.scopes}
+        found = {name: of for name, of in params.items() if name not in tied}
         for step in steps:
             for part, scope in step.scopes:
                 own = f"block_{step.index:02d}_{step.ffn if part == 'ffn' else part}"
                 if part == "router":
                     found[own.replace("router", "moe")] |= {"router": params[scope]}
                 else:
-                    found[own] = params[scope]
+                    found[own] = dict(params[scope])
         return found
 
     def loss(model: Blocks, params: dict) -> jax.Array:
         y, aux, _ = model.apply({"params": params}, X, train=True)
-        return (y**2).sum() + aux["loss"].sum()
+        return (y**3).sum() + aux["loss"].sum()
 
     value, grads = jax.jit(jax.value_and_grad(partial(loss, tied)))(params)
     through = jax.jit(jax.value_and_grad(lambda p: loss(untied, copied(p))))(params)
@@ -96,12 +108,48 @@ def test_a_compiled_loop_and_recomputation_change_nothing(name: str):
     def run(model: Blocks):
         def loss(params: dict):
             y, aux, _ = model.apply({"params": params}, X, train=True)
-            return (y**2).sum() + aux["loss"].sum(), aux
+            return (y**3).sum() + aux["loss"].sum(), aux
 
         return jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params))
 
     compare = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     jax.tree.map(compare, run(plain), run(looped))
+
+
+@pytest.mark.parametrize("inject", ["linear", pytest.param("add", marks=pytest.mark.slow)])
+def test_a_loop_by_parts(inject: str):
+    """P, then A B twice, then Q, written out with the modules' own parameters."""
+    loop = {"prelude": 1, "core": ((2, 2),), "coda": 1, "tie": TIED, "inject": inject}
+    loop |= {"start": "zeros", "embed": True, "state_norm": True, "residual_scale": "1/loops"}
+    model = blocks(loop, ffn="mlp", last_norm=False)
+    # Vectors of the loops and scales of norms that are not 0 and 1.
+    noisy = lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape)  # noqa: E731
+    params = jax.tree.map(noisy, compiled.init(model, X))
+
+    def norm(of: dict, x: jax.Array) -> jax.Array:
+        mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        return (x - mean) / jnp.sqrt(variance + 1e-6) * of["scale"] + of["bias"]
+
+    def block(name: str, x: jax.Array, scale: float) -> jax.Array:
+        of = {k.removeprefix(name): v for k, v in params.items() if k.startswith(name)}
+        attention = MultiHeadAttention(2).bind({"params": of["attention"]})
+        x = x + scale * attention(norm(of["norm_attention"], x), train=False)[0]
+        mlp = Mlp(12).bind({"params": of["mlp"]})
+        return x + scale * mlp(norm(of["norm_ffn"], x), train=False).y
+
+    e = block("block_00_", X, 1)
+    s = jnp.zeros_like(X)
+    start = params["core_0_start"]
+    for k in range(2):
+        if inject == "add":
+            s = s + e
+        else:
+            s = jnp.concatenate([s, e], axis=-1) @ start["inject"]["kernel"]
+        s = s + start["embedding"][k]
+        s = block("core_0_1_", block("core_0_0_", s, 0.5), 0.5)
+        s = norm(params["core_0_norm_state"], s)
+    y, *_ = apply(model, params, X, train=False)
+    np.testing.assert_allclose(y, block("block_05_", s, 1), rtol=1e-4, atol=1e-4)
 
 
 def test_what_repeats_itself_is_compiled_once():
@@ -115,7 +163,7 @@ def test_options_write_loops():
     def found(text: str) -> dict:
         return model_section(f"vit_tiny,loop={text}")["loop"]
 
-    assert found("2+8x2+3") | {"tie": 0} == {"prelude": 2, "core": ((8, 2),), "coda": 3, "tie": 0}
+    assert found("2+8x2+3").items() >= {"prelude": 2, "core": ((8, 2),), "coda": 3}.items()
     assert found("1x6+1x6")["core"] == ((1, 6), (1, 6))
     assert found("ABCBAx1")["core"] == (("ABCBA", 1),)
     for text in ("3", "1x2+3+1x2", "Ax", "x3"):
@@ -137,11 +185,19 @@ def test_options_write_loops():
         ({"tie": {"attention": "all"}}, "loop.tie.attention='all' is unknown; choose one of none"),
         ({"tie": {"head": "none"}}, "loop.tie.head is unknown"),
         ({"loops": 3}, "loop.loops is unknown"),
+        ({"inject": "mix"}, "loop.inject='mix' is unknown"),
+        ({"start": "zeros"}, "start=zeros needs config.model.loop.inject=add or linear"),
+        ({"residual_scale": "2"}, "loop.residual_scale='2' is unknown"),
     ],
 )
 def test_what_is_no_loop_is_refused(changes: dict, words: str):
     with pytest.raises(BadInputError, match=words):
         blocks({"core": ((1, 2),)} | changes).check()
+
+
+def test_the_entry_must_be_whole():
+    with pytest.raises(BadInputError, match="between the prelude of 1 and the core; choose"):
+        blocks({"prelude": 1, "core": ((1, 2),), "coda": 1}, routing_groups=2).check()
 
 
 def test_a_router_of_its_own_needs_experts():

@@ -97,12 +97,18 @@ class BlockSettings(nn.Module):
             place, init = f"config.model.{part}", own.get("kernel_init", self.kernel_init)
             choose(KERNEL_INITS, init, field=f"{place}.kernel_init")
             check_range(f"{place}.dropout", own.get("dropout", self.dropout), 0.0, 0.99)
-        self.blocks_per_routing()
-        tie = Loop.of(self.loop).tie
-        if Loop.of(self.loop).own_router and not self.routes:
+        loop, size = Loop.of(self.loop), self.blocks_per_routing()
+        if loop.prelude % size:
             raise BadInputError(
-                f"{SECTION}.tie.router={tie.router} has no effect on config.model.ffn={self.ffn}, "
-                "which routes nothing; give experts, or choose a model with experts"
+                f"config.model.routing_groups={self.routing_groups} shares a routing between the "
+                f"prelude of {loop.prelude} and the core; choose a {SECTION}.prelude that {size} "
+                "divides"
+            )
+        if loop.own_router and not self.routes:
+            raise BadInputError(
+                f"{SECTION}.tie.router={loop.tie.router} has no effect on "
+                f"config.model.ffn={self.ffn}, which routes nothing; give experts, or choose a "
+                "model with experts"
             )
 
     def check_attention(self, embed_dim: int, *, memory: bool) -> None:

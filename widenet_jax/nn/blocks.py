@@ -6,13 +6,16 @@ grammar of these and of others.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from widenet_jax.nn.block_settings import DTYPES, BlockSettings
-from widenet_jax.nn.loop import Step, stretches
+from widenet_jax.nn.dense import Dense
+from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.nn.loop import Loop, Step, stretches
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux, Routing
 
@@ -43,6 +46,8 @@ class Blocks(BlockSettings):
         segment_ids: Array | None = None,  # [B, T] int32: tokens attend to their own number only
         memory: Array | None = None,  # [B, L, M, D] inputs of each block
         memory_length: Array | None = None,  # [B] int32: rows of the memory, the latest, to see
+        entry: Array | None = None,  # [B, T, D] the state before the core, for a piece of it
+        loop_numbers: Array | None = None,  # [steps] int32, for a piece of the core
         train: bool,
     ) -> tuple[Array, Aux, Array | None]:
         """Runs the blocks.
@@ -58,23 +63,39 @@ class Blocks(BlockSettings):
             seen = {"memory_length": memory_length}
         # Parameters are initialised block by block, however the blocks run later.
         plain = bool(self.some_steps) or (self.unroll and self.remat == "none")
-        run = self.run_blocks if plain or self.is_initializing() else self.run_pieces
+        run = self.run_pieces
+        if plain or self.is_initializing():
+            run = partial(self.run_blocks, entry=entry, loop_numbers=loop_numbers)
         x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
         if self.last_norm and self.norm_position == "pre":
             x = self.build_norm(NORM_OUT)(x)
         return x, aux, memory
 
     def run_blocks(
-        self, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
+        self,
+        x: Array,
+        memory: Array | None,
+        *,
+        entry: Array | None,
+        loop_numbers: Array | None,
+        seen: dict,
+        mask: Array | None,
+        train: bool,
     ) -> tuple[Array, Aux, Array | None]:
         """Runs one block after the other.
 
         Args:
           seen: which other tokens attention sees: mask and segment_ids, or memory_length.
         """
-        pre = self.norm_position == "pre"
+        loop, pre = Loop.of(self.loop), self.norm_position == "pre"
+        numbers = loop.loop_numbers() if loop_numbers is None else loop_numbers
         built: dict[str, nn.Module] = {}
         ran: set[str] = set()
+
+        def part(scope: str, build: Callable[[str], nn.Module]) -> nn.Module:
+            if scope not in built:
+                built[scope] = build(scope)
+            return built[scope]
 
         def due(*modules: nn.Module | None) -> bool:
             """Returns whether a part must run; initialising a shared one takes a single run."""
@@ -87,36 +108,46 @@ class Blocks(BlockSettings):
         memories: list[Array] = []
         routing: Routing | None = None
         for step in self.some_steps or self.steps():
-            for part, scope in step.scopes:
-                if scope not in built:
-                    built[scope] = self.build(part, scope, step)
-            of = {part: built[scope] for part, scope in step.scopes}
-            attention, norm_attention = of["attention"], of["norm_attention"]
-            ffn, norm_ffn, router = of["ffn"], of["norm_ffn"], of.get("router")
-
+            of = {k: part(scope, partial(self.build, k, step)) for k, scope in step.scopes}
             with jax.named_scope(f"block_{step.index:02d}"):
+                if not self.some_steps and step.index == loop.prelude:
+                    x, entry = started(x, loop)
+                if step.begins is not None:
+                    start = part(
+                        f"core_{step.begins}_start", partial(self.build_start, step.begins)
+                    )
+                    x = start(x, entry, numbers[step.index])
                 if memory is not None:
                     old = memory[:, step.index]
                     memories.append(updated(old, x))
-                    seen = seen | {"memory": norm_attention(old) if pre else old}
-                y = norm_attention(x) if pre else x
-                if due(attention):
-                    output, aux = attention(y, **seen, train=train)
-                    x = x + output
+                    seen = seen | {"memory": of["norm_attention"](old) if pre else old}
+                y = of["norm_attention"](x) if pre else x
+                if due(of["attention"]):
+                    output, aux = of["attention"](y, **seen, train=train)
+                    x = x + scaled(output, step.scale)
                     auxes.append(aux)
-                x = x if pre else norm_attention(x)
-                y = norm_ffn(x) if pre else x
-                if due(ffn, router):
+                x = x if pre else of["norm_attention"](x)
+                y = of["norm_ffn"](x) if pre else x
+                if due(of["ffn"], of.get("router")):
+                    router = {"router": of["router"]} if "router" in of else {}
                     routing = None if step.routes else routing
-                    others = {"router": router} if router else {}
-                    output = ffn(y, mask=mask, train=train, routing=routing, **others)
-                    x, routing = x + output.y, output.routing
+                    output = of["ffn"](y, mask=mask, train=train, routing=routing, **router)
+                    x, routing = x + scaled(output.y, step.scale), output.routing
                     auxes.append(output.aux)
-                x = x if pre else norm_ffn(x)
+                x = x if pre else of["norm_ffn"](x)
+                if step.ends is not None:
+                    x = part(f"core_{step.ends}_norm_state", self.build_norm)(x)
         aux = over_operations(jnp.stack, auxes)
         return x, aux, jnp.stack(memories, axis=1) if memories else None
 
-    def build(self, part: str, scope: str, step: Step) -> nn.Module:
+    def build_start(self, group: int, name: str) -> nn.Module:
+        """Builds what begins each loop of a group."""
+        loop, dtype = Loop.of(self.loop), DTYPES[self.dtype]
+        loops = loop.core[group][1] if loop.embed else 0
+        init = KernelInit(self.kernel_init, self.depth)
+        return LoopStart(loop.inject, loops, init, dtype, parent=self, name=name)
+
+    def build(self, part: str, step: Step, scope: str) -> nn.Module:
         """Builds a part of a step under its scope."""
         if part == "attention":
             return self.build_attention(scope)
@@ -145,9 +176,12 @@ class Blocks(BlockSettings):
                 parent=None, name=None, some_steps=piece, remat="none", unroll=True, last_norm=False
             )
 
-            def run(x: Array, params: dict, old: Array | None, index: Array | int) -> tuple:
+            def run(
+                x: Array, params: dict, old: Array | None, index: Array | int, numbers: Array
+            ) -> tuple:
                 rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
                 others = {"mask": mask} | seen | {"memory": old}
+                others |= {"entry": entry, "loop_numbers": numbers}
                 return blocks.apply(
                     {"params": shared | params}, x, **others, train=train, rngs=rngs
                 )
@@ -158,10 +192,18 @@ class Blocks(BlockSettings):
         # [B, L, M, D] -> count * [B, size, M, D]
         count = len(pieces)
         memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
-        inputs = list(zip(own, memories, range(count), strict=True))
+        loop, entry = Loop.of(self.loop), None
+        numbers = jnp.array(loop.loop_numbers(), jnp.int32).reshape(count, size)
+        inputs = list(zip(own, memories, range(count), numbers, strict=True))
         outputs = []
-        for first, period, repeats in [(0, count, 1)] if self.unroll else stretches(pieces):
+        core = loop.prelude // size
+        parts = [(0, core, 1), (core, count - core, 1)]
+        if not self.unroll:
+            parts = [*stretches(pieces[:core]), *stretches(pieces[core:], core)]
+        for first, period, repeats in (part for part in parts if part[1]):
             some = pieces[first : first + period]
+            if first == core:
+                x, entry = started(x, loop)
             runners = {piece: runner(piece, looped=repeats > 1) for piece in some}
 
             def run_some(x: Array, inputs: list[tuple], some=some, runners=runners) -> tuple:
@@ -201,6 +243,46 @@ class Blocks(BlockSettings):
         # One pass: the variance is E[x^2] - E[x]^2, which cancels where the mean is large against
         # the deviation. A second pass is 1.6% of ViT-B's step on a TPU; see docs/NUMERICS.md.
         return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=DTYPES[self.dtype], name=name)
+
+
+class LoopStart(nn.Module):
+    """What enters the state as a loop begins: the state before the core, and the loop's vector.
+
+    Attributes:
+      inject: a name in `loop.INJECTIONS`; "linear" has a kernel [2 D, D] without bias.
+      loops: number of the group's loops, each with a vector that is 0 at first; 0: no vectors.
+      kernel_init: initialiser of the kernel.
+      dtype: of the computation.
+    """
+
+    inject: str
+    loops: int
+    kernel_init: KernelInit
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Array, entry: Array, number: Array | int) -> Array:
+        """Returns the state [B, T, D] with which loop `number` of a group begins."""
+        if self.inject == "add":
+            x = x + entry
+        elif self.inject == "linear":
+            both, zeros = jnp.concatenate([x, entry], axis=-1), nn.initializers.zeros
+            init = self.kernel_init.kernel()
+            x = Dense(x.shape[-1], self.dtype, init, zeros, use_bias=False, name="inject")(both)
+        if self.loops:
+            vectors = self.param("embedding", nn.initializers.zeros, (self.loops, x.shape[-1]))
+            x = x + vectors[number].astype(x.dtype)
+        return x
+
+
+def started(x: Array, loop: Loop) -> tuple[Array, Array]:
+    """Returns the state with which the core begins, and the entry: the state before it."""
+    return (jnp.zeros_like(x) if loop.start == "zeros" else x), x
+
+
+def scaled(branch: Array, scale: float) -> Array:
+    """Returns a residual branch times its factor; a factor of 1 changes no bit."""
+    return branch if scale == 1 else branch * scale
 
 
 def joined(outputs: list[tuple[Aux, Array | None]]) -> tuple[Aux, Array | None]:

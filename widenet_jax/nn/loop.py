@@ -17,6 +17,7 @@ or the tie is `core`.
 """
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,14 @@ from widenet_jax.errors import BadInputError, check_fields, check_range, choose
 from widenet_jax.param_names import block_part, core_part, split_block_part
 
 SECTION = "config.model.loop"
+INJECTIONS = dict.fromkeys(("none", "add", "linear"))
+STARTS = dict.fromkeys(("prelude", "zeros"))
+# Factors of the residual branches of a group's blocks, by its loops and its layers.
+RESIDUAL_SCALES = {
+    "1": lambda loops, layers: 1.0,
+    "1/loops": lambda loops, layers: 1 / loops,
+    "1/(loops*sqrt(layers))": lambda loops, layers: 1 / (loops * math.sqrt(layers)),
+}
 TIES = dict.fromkeys(("none", "loops", "core"))
 LIKE_EXPERTS = "experts"  # a router's tie: the experts' own
 MOST_STEPS = 2**10
@@ -57,12 +66,18 @@ class Step:
       scopes: of `attention`, `norm_attention`, `ffn` and `norm_ffn`, and `router` where that has
         another tie than the experts.
       routes: whether it may not follow the routing of the step before it.
+      begins, ends: the group of which it begins or ends a loop; None for none, or where nothing
+        happens then.
+      scale: of its residual branches.
     """
 
     index: int
     ffn: str
     scopes: tuple[tuple[str, str], ...]
     routes: bool
+    begins: int | None = None
+    ends: int | None = None
+    scale: float = 1.0
 
     def within(self, first: int) -> "Step":
         """Returns this step as one of a piece that starts at step `first`."""
@@ -84,12 +99,23 @@ class Loop:
       prelude, coda: number of own blocks before and after the core.
       core: (layers, loops) of each group; layers is a number or letters in their order.
       tie: see `Tie`.
+      inject: how e, the state before the core, enters each loop of a group: "none"; "add", s + e;
+        "linear", W [s; e] with one W a group (Geiping et al. 2025, arXiv:2502.05171).
+      start: the state s with which the core begins: "prelude", e, or "zeros".
+      embed: whether a learned vector of each loop of a group, 0 at first, is added as it begins.
+      state_norm: whether a norm of the state ends each loop, one norm a group.
+      residual_scale: a name in `RESIDUAL_SCALES`, of the core's residual branches.
     """
 
     core: tuple[tuple[int | str, int], ...]
     prelude: int = 0
     coda: int = 0
     tie: Tie = Tie()
+    inject: str = "none"
+    start: str = "prelude"
+    embed: bool = False
+    state_norm: bool = False
+    residual_scale: str = "1"
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> "Loop":
@@ -108,6 +134,14 @@ class Loop:
         for end in ("prelude", "coda"):
             check_range(f"{SECTION}.{end}", getattr(loop, end), 0, MOST_STEPS)
         check_range(f"{SECTION}: the number of steps", loop.depth, 1, MOST_STEPS)
+        choose(INJECTIONS, loop.inject, field=f"{SECTION}.inject")
+        choose(STARTS, loop.start, field=f"{SECTION}.start")
+        choose(RESIDUAL_SCALES, loop.residual_scale, field=f"{SECTION}.residual_scale")
+        if loop.start == "zeros" and loop.inject == "none":
+            raise BadInputError(
+                f"{SECTION}.start=zeros needs {SECTION}.inject=add or linear; without, the core "
+                "sees nothing"
+            )
         return loop
 
     @property
@@ -143,6 +177,29 @@ class Loop:
         """Returns the layers of each group in their order, and its loops: [((0, 1), 6)]."""
         return [(order_of(layers), loops) for layers, loops in self.core]
 
+    def loop_numbers(self) -> list[int]:
+        """Returns k, the number of its loop within its group, of each step; 0 outside the core."""
+        core = [k for order, loops in self.orders() for k in range(loops) for _ in order]
+        return [0] * self.prelude + core + [0] * self.coda
+
+    def edges(self) -> list[tuple[int | None, int | None, float]]:
+        """Returns `begins`, `ends` and `scale` of each step."""
+        found: list[tuple[int | None, int | None, float]] = []
+        scale = RESIDUAL_SCALES[self.residual_scale]
+        begin, end = self.inject != "none" or self.embed, self.state_norm
+        for group, (order, loops) in enumerate(self.orders()):
+            last = len(order) - 1
+            found += [
+                (
+                    group if begin and place == 0 else None,
+                    group if end and place == last else None,
+                    scale(loops, max(order) + 1),
+                )
+                for place in range(len(order))
+            ] * loops
+        own = [(None, None, 1.0)]
+        return own * self.prelude + found + own * self.coda
+
     def visited(self) -> list[tuple[int, int] | None]:
         """Returns (group, layer) of each step; None outside the core."""
         core = [
@@ -170,7 +227,7 @@ class Loop:
             return part if lone or tied == "core" else core_part(*layer, part)
 
         steps = []
-        for i, ffn in enumerate(ffns):
+        for i, (ffn, edges) in enumerate(zip(ffns, self.edges(), strict=True)):
             scopes = {
                 "attention": scope(i, "attention", tie.attention),
                 "norm_attention": scope(i, "norm_attention", tie.norms),
@@ -179,7 +236,8 @@ class Loop:
             }
             if self.own_router:
                 scopes["router"] = scope(i, "router", tie.router)
-            steps.append(Step(i, ffn, tuple(scopes.items()), i % blocks_per_routing == 0))
+            routes = i % blocks_per_routing == 0
+            steps.append(Step(i, ffn, tuple(scopes.items()), routes, *edges))
         return tuple(steps)
 
 
@@ -214,12 +272,12 @@ def order_of(layers: int | str) -> tuple[int, ...]:
     return tuple(map(letters.index, layers)) if letters else ()
 
 
-def stretches(kinds: Sequence[Any]) -> Iterator[tuple[int, int, int]]:
-    """Splits a sequence into stretches that repeat themselves.
+def stretches(kinds: Sequence[Any], place: int = 0) -> Iterator[tuple[int, int, int]]:
+    """Splits a sequence, which begins at `place` of a longer one, into stretches that repeat.
 
     Yields:
-      (first, period, repeats): kinds[first:first + period] comes `repeats` times; the longest such
-      stretch from `first` on, of those the one with the shortest period.
+      (first, period, repeats): the `period` elements from `first` on come `repeats` times; the
+      longest such stretch, of those the one with the shortest period.
     """
     first = 0
     while first < len(kinds):
@@ -230,7 +288,7 @@ def stretches(kinds: Sequence[Any]) -> Iterator[tuple[int, int, int]]:
                 repeats += 1
             if repeats > 1 and period * repeats > best[0] * best[1]:
                 best = (period, repeats)
-        yield (first, *best)
+        yield (place + first, *best)
         first += best[0] * best[1]
 
 

@@ -337,9 +337,9 @@ PARTS = (
     ("router", r"router"),
     ("dispatch", r"dispatch|combine"),
     ("experts", r"experts|moe"),
-    ("norms", r"(block_\d+_)?norm_\w+"),
-    ("attention", r"(block_\d+_)?attention"),
-    ("feed-forward", r"(block_\d+_)?(mlp|top_k_mlp|product_key)"),
+    ("norms", r"((block|core)_[\d_]+)?norm_\w+"),
+    ("attention", r"((block|core)_[\d_]+)?attention"),
+    ("feed-forward", r"((block|core)_[\d_]+)?(mlp|top_k_mlp|product_key)"),
     ("embedding", r"embed(dings)?|position"),
     ("head", r"head|pre_logits|pooler|mlm|order|classifier|span|output"),
     ("rest of the model", r"encoder|[A-Z]\w*"),  # the class of a model, such as VisionTransformer
