@@ -58,10 +58,10 @@ def test_mistakes_are_exceptions(tmp_path: Path):
 
 def test_a_config_of_the_callers_stays_as_it_is(tmp_path: Path):
     config = small_config()
-    how = {"data": [(0, 0)], "eval_data": [(0, 0)], "fields": {"model.depth": 7}}
+    how = {"data": [(0, 0)], "eval_data": [(0, 0)], "fields": {"model.loop.core": ((1, 7),)}}
     with pytest.raises(BadInputError, match=r"data\[0\]: an image is an array int64"):
         wj.train(config, tmp_path / "run", **how)
-    assert (config.data.source, config.model.depth) == ("digits", 2)
+    assert (config.data.source, config.model.loop.core) == ("digits", ((1, 2),))
 
 
 def test_the_function_and_its_module_have_one_name(monkeypatch: pytest.MonkeyPatch):

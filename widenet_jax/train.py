@@ -28,7 +28,6 @@ from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute
-from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.optim.build import averaged, is_frozen, restarted
 from widenet_jax.run import summary
 from widenet_jax.run import workdir as workdirs
@@ -256,6 +255,8 @@ def train(
     """
     config = load_config(config) if isinstance(config, str) else copy.deepcopy(config)
     flags = [f"--config.{name}={value}" for name, value in (fields or {}).items()]
+    from widenet_jax.inference.pretrained_config import set_fields
+
     config, splits = set_fields(config, flags, workdir=os.fspath(workdir)), None
     if (data is None) != (eval_data is None):
         raise BadInputError("give both data and eval_data, or neither")

@@ -111,7 +111,7 @@ def get_config(directory: str):  # has train.tsv and dev.tsv (first, second, sco
 
     config = defaults.get_config(model_section("widenet_4_tiny"), task="similarity")
     config.data.update(path=directory, tokenizer=f"{directory}/vocab.txt")
-    config.model.update(loop={"core": ((2, 1),)}, embed_dim=32, mlp_dim=64)
+    config.model.update(loop={"core": ((1, 2),)}, embed_dim=32, mlp_dim=64)
     config.optimizer.update(learning_rate=1e-2, warmup="4 steps")
     evaluation = {"batch_size": 16, "every": "20 steps"}
     config.update(batch_size=16, duration="60 steps", evaluation=evaluation)

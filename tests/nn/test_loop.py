@@ -45,8 +45,9 @@ def scopes(loop: dict, part: str) -> list[str]:
 
 
 def test_the_order_of_steps_and_the_names_of_their_weights():
-    """A layer that runs once is its block's own; of a lone layer the name is the part's."""
+    """A layer that runs once is its block's own; a lone layer's parts have their plain names."""
     assert scopes({"core": ((1, 3),)}, "attention") == ["attention"] * 3
+    assert scopes({"core": ((1, 1),)}, "attention") == ["attention"]
     assert scopes({"core": ((2, 1),)}, "attention") == ["block_00_attention", "block_01_attention"]
     assert scopes({"prelude": 1, "core": ((2, 2), (1, 1))}, "ffn") == [
         "block_00_mlp", "core_0_0_mlp", "core_0_1_mlp", "core_0_0_mlp", "core_0_1_mlp",

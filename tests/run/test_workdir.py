@@ -11,6 +11,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from configs import digits
+from widenet_jax.config.files import from_json
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import warn_without_locks
 from widenet_jax.ops.sweep import directory
@@ -120,7 +121,7 @@ def test_a_place_that_is_no_run(tmp_path: Path):
 
 def test_what_a_run_leaves(workdir: epath.Path):
     stored = json.loads((workdir / "config.json").read_text())
-    assert flatten(stored) == flatten(digits.get_config().to_dict())
+    assert flatten(from_json(stored)) == flatten(digits.get_config().to_dict())
     assert json.loads((workdir / "class_names.json").read_text()) == ["zero", "one"]
     [found] = json.loads((workdir / "environment.json").read_text())
     assert found["devices"] == ["cpu"] * 8

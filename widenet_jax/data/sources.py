@@ -11,7 +11,6 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.data.blocks import example_spec
-from widenet_jax.data.contents import contents_sha256
 from widenet_jax.data.contract import Data, DataInfo, Source, Stream, StreamInfo, Transform
 from widenet_jax.data.labelled import (
     LabelledImages,
@@ -155,7 +154,9 @@ def open_data(
             f"{differing[0]}; prepare both from the same set, or name other splits "
             "(config.data.train_split, config.data.eval_split)"
         )
-    if splits:
+    if splits:  # imported where it is asked for
+        from widenet_jax.data.contents import contents_sha256
+
         info["content_sha256"] = contents_sha256(train) + contents_sha256(evaluation)
     train_transform, eval_transform = build_transforms(config, train.info)
     example = example_spec(evaluation, eval_transform, on_bad_example=config.data.on_bad_example)

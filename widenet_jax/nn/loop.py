@@ -222,9 +222,11 @@ class Loop:
 
         def scope(index: int, part: str, tied: str) -> str:
             layer = layers[index]
-            if layer is None or tied == "none" or (tied == "loops" and visits[layer] == 1):
+            if layer is None or tied == "none":
                 return block_part(index, part)
-            return part if lone or tied == "core" else core_part(*layer, part)
+            if lone or tied == "core":
+                return part
+            return core_part(*layer, part) if visits[layer] > 1 else block_part(index, part)
 
         steps = []
         for i, (ffn, edges) in enumerate(zip(ffns, self.edges(), strict=True)):

@@ -12,6 +12,7 @@ from inference import reference_bert as reference
 from inference.our_bert import exported
 
 from widenet_jax.checkpoint.manifest import params_sha256
+from widenet_jax.config.files import from_json
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported, write_huggingface
 from widenet_jax.inference.pretrained import load_pretrained
@@ -72,7 +73,7 @@ def test_to_hugging_face_and_back(kind: str, tmp_path):
     """The parameters are equal, and so is what `pretrained` makes of the directory."""
     stored = model("masked_lm", tmp_path, kind)
     write_huggingface(epath.Path(tmp_path / "hf"), stored, place="run")
-    section = stored.config["model"]
+    section = from_json(stored.config["model"])
     found = load(tmp_path / "hf", section, stored.info)
     assert params_sha256(found) == params_sha256(stored.params)
     config = json.loads((tmp_path / "hf" / "config.json").read_text())

@@ -120,7 +120,9 @@ def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
       place: where it was read from, for the message.
     """
     attention = model["attention"]
-    found = {**model, **{f"attention.{name}": value for name, value in attention.items()}}
+    found = dict(model)
+    for section in ("attention", "loop"):
+        found |= {f"{section}.{name}": value for name, value in model[section].items()}
     heads = attention.get("num_heads", 1)
     theirs = {
         "ffn": ("mlp",),
@@ -128,13 +130,17 @@ def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
         "ffn_output_activation": (False,),
         "attention.name": ("full",),
         "attention.head_dim": (0, model["embed_dim"] / heads),
+        "loop.inject": ("none",),
+        "loop.embed": (False,),
+        "loop.state_norm": (False,),
+        "loop.residual_scale": ("1",),
     }
-    layers = set(steps_of(model))
-    if len(layers) not in (1, len(steps_of(model))):
+    steps = steps_of(model)
+    if len(set(steps)) not in (len(steps), 1 if model["projection"] else len(steps)):
         raise BadInputError(
             f"--format=huggingface: {place} holds a model with config.model.loop.core="
-            f"{model['loop']['core']}, and in their BERT and ALBERT all blocks share their "
-            "weights or none do; export it with --format=safetensors"
+            f"{model['loop']['core']}, and in their BERT no blocks share their weights, in their "
+            "ALBERT all or none; export it with --format=safetensors"
         )
     for name, values in theirs.items():
         if found[name] not in values:
@@ -150,7 +156,7 @@ def kind_out(model: Mapping[str, Any]) -> tuple[str, bool]:
     BERT has no projection, and ALBERT always has one.
     """
     kind = "albert" if model["projection"] else "bert"
-    return kind, kind == "albert" and len(set(steps_of(model))) == 1 < len(steps_of(model))
+    return kind, len(set(steps_of(model))) == 1
 
 
 def steps_of(model: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
