@@ -41,7 +41,7 @@ def test_the_command_on_experts(tmp_path: Path, capsys):
 def test_active_units_of_every_byte(tmp_path: Path):
     """The first 100 hidden units are always active, the others never."""
     trained = open_trained(str(export("preset=dense", tmp_path / "model")))
-    layer = trained.params["encoder"]["block_00_mlp"]["wi"]
+    layer = trained.params["encoder"]["mlp"]["wi"]
     layer["kernel"][:] = 0
     layer["bias"][:] = np.where(np.arange(layer["bias"].size) < 100, 1, -1)
     active = measure_active(trained)

@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.moe.layer import MoeLayer
-from widenet_jax.param_names import ENCODER, split_block_part
+from widenet_jax.param_names import ENCODER
 from widenet_jax.typing import Array, PyTree, Routing
 
 MOE, MLP = "moe", "mlp"  # the feed-forward that routes, and the dense one, by their names
@@ -96,8 +96,10 @@ def active_counts(
       The model's outputs in evaluation; the counts, int32 [L, B, T]; the number F of units.
     """
 
+    dense = {dict(step.scopes)["ffn"] for step in model.steps() if step.ffn == MLP}
+
     def is_hidden(layer: nn.Module) -> bool:
-        return layer.name == HIDDEN and split_block_part(layer.path[-2])[1] == MLP
+        return layer.name == HIDDEN and layer.path[-2] in dense
 
     outputs, hidden = capture(model, params, inputs, is_hidden)
     counts = jnp.stack([(z > 0).sum(axis=-1, dtype=jnp.int32) for z in hidden])
