@@ -89,46 +89,31 @@ class Blocks(BlockSettings):
         """
         loop, pre = Loop.of(self.loop), self.norm_position == "pre"
         numbers = loop.loop_numbers() if loop_numbers is None else loop_numbers
-        built: dict[str, nn.Module] = {}
-        ran: set[str] = set()
-
-        def part(scope: str, build: Callable[[str], nn.Module]) -> nn.Module:
-            if scope not in built:
-                built[scope] = build(scope)
-            return built[scope]
-
-        def due(*modules: nn.Module | None) -> bool:
-            """Returns whether a part must run; initialising a shared one takes a single run."""
-            names = {module.name for module in modules if module}
-            done = self.is_initializing() and names <= ran
-            ran.update(names)
-            return not done
-
+        parts = Parts(initializing=self.is_initializing())
         auxes: list[Aux] = []
         memories: list[Array] = []
         routing: Routing | None = None
         for step in self.some_steps or self.steps():
-            of = {k: part(scope, partial(self.build, k, step)) for k, scope in step.scopes}
+            of = {k: parts.get(scope, partial(self.build, k, step)) for k, scope in step.scopes}
             with jax.named_scope(f"block_{step.index:02d}"):
                 if not self.some_steps and step.index == loop.prelude:
                     x, entry = started(x, loop)
                 if step.begins is not None:
-                    start = part(
-                        f"core_{step.begins}_start", partial(self.build_start, step.begins)
-                    )
-                    x = start(x, entry, numbers[step.index])
+                    begin = partial(self.build_start, step.begins)
+                    begin = parts.get(f"core_{step.begins}_start", begin)
+                    x = begin(x, entry, numbers[step.index])
                 if memory is not None:
                     old = memory[:, step.index]
                     memories.append(updated(old, x))
                     seen = seen | {"memory": of["norm_attention"](old) if pre else old}
                 y = of["norm_attention"](x) if pre else x
-                if due(of["attention"]):
+                if parts.due(of["attention"]):
                     output, aux = of["attention"](y, **seen, train=train)
                     x = x + scaled(output, step.scale)
                     auxes.append(aux)
                 x = x if pre else of["norm_attention"](x)
                 y = of["norm_ffn"](x) if pre else x
-                if due(of["ffn"], of.get("router")):
+                if parts.due(of["ffn"], of.get("router")):
                     router = {"router": of["router"]} if "router" in of else {}
                     routing = None if step.routes else routing
                     output = of["ffn"](y, mask=mask, train=train, routing=routing, **router)
@@ -136,7 +121,7 @@ class Blocks(BlockSettings):
                     auxes.append(output.aux)
                 x = x if pre else of["norm_ffn"](x)
                 if step.ends is not None:
-                    x = part(f"core_{step.ends}_norm_state", self.build_norm)(x)
+                    x = parts.get(f"core_{step.ends}_norm_state", self.build_norm)(x)
         aux = over_operations(jnp.stack, auxes)
         return x, aux, jnp.stack(memories, axis=1) if memories else None
 
@@ -170,11 +155,10 @@ class Blocks(BlockSettings):
         pieces = [tuple(s.within(i) for s in steps[i : i + size]) for i in starts]
         shared, own = self.split_parameters(size)
         keys = {name: self.make_rng(name) for name in ("dropout", "router") if self.has_rng(name)}
+        plain = {"remat": "none", "unroll": True, "last_norm": False}
 
         def runner(piece: tuple[Step, ...], *, looped: bool) -> Callable:
-            blocks = self.clone(
-                parent=None, name=None, some_steps=piece, remat="none", unroll=True, last_norm=False
-            )
+            blocks = self.clone(parent=None, name=None, some_steps=piece, **plain)
 
             def run(
                 x: Array, params: dict, old: Array | None, index: Array | int, numbers: Array
@@ -214,14 +198,8 @@ class Blocks(BlockSettings):
                 return x, joined(found)
 
             rows = inputs[first : first + period * repeats]
-            if repeats == 1:
-                x, output = run_some(x, rows)
-                outputs.append(output)
-                continue
-            periods = [rows[i : i + period] for i in range(0, len(rows), period)]
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *periods)
-            x, found = jax.lax.scan(run_some, x, stacked)
-            outputs += [jax.tree.map(lambda y, i=i: y[i], found) for i in range(repeats)]
+            x, found = repeat(run_some, x, [rows[i::period] for i in range(period)])
+            outputs += found
         return x, *joined(outputs)
 
     def split_parameters(self, size: int) -> tuple[dict, list[dict]]:
@@ -243,6 +221,32 @@ class Blocks(BlockSettings):
         # One pass: the variance is E[x^2] - E[x]^2, which cancels where the mean is large against
         # the deviation. A second pass is 1.6% of ViT-B's step on a TPU; see docs/NUMERICS.md.
         return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=DTYPES[self.dtype], name=name)
+
+
+class Parts:
+    """The parts of a stack that are built, by the scope of their parameters.
+
+    Args:
+      initializing: whether the stack's parameters are being made.
+    """
+
+    def __init__(self, *, initializing: bool):
+        self._initializing = initializing
+        self._built: dict[str, nn.Module] = {}
+        self._ran: set[str | None] = set()
+
+    def get(self, scope: str, build: Callable[[str], nn.Module]) -> nn.Module:
+        """Returns the part with this scope; builds it the first time."""
+        if scope not in self._built:
+            self._built[scope] = build(scope)
+        return self._built[scope]
+
+    def due(self, *parts: nn.Module | None) -> bool:
+        """Returns whether parts must run together; initialising shared ones takes a single run."""
+        names = {part.name for part in parts if part}
+        done = self._initializing and names <= self._ran
+        self._ran |= names
+        return not done
 
 
 class LoopStart(nn.Module):
@@ -283,6 +287,24 @@ def started(x: Array, loop: Loop) -> tuple[Array, Array]:
 def scaled(branch: Array, scale: float) -> Array:
     """Returns a residual branch times its factor; a factor of 1 changes no bit."""
     return branch if scale == 1 else branch * scale
+
+
+def repeat(run: Callable, x: Array, inputs: list[list]) -> tuple[Array, list]:
+    """Runs `run(x, inputs of a period) -> (x, output)` once a period, in a loop if it is repeated.
+
+    Args:
+      inputs: those of the periods, for each piece of a period.
+
+    Returns:
+      The last x, and the output of each period.
+    """
+    periods = list(zip(*inputs, strict=True))
+    if len(periods) == 1:
+        x, output = run(x, list(periods[0]))
+        return x, [output]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(list, periods))
+    x, outputs = jax.lax.scan(run, x, stacked)
+    return x, [jax.tree.map(lambda y, i=i: y[i], outputs) for i in range(len(periods))]
 
 
 def joined(outputs: list[tuple[Aux, Array | None]]) -> tuple[Aux, Array | None]:
