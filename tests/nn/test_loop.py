@@ -29,7 +29,8 @@ GRAMMAR = {
     "one of experts": {"core": ((2, 2),), "tie": TIED | {"experts": "core", "router": "loops"}},
     "ABCBA": {"core": (("ABCBA", 1),), "tie": TIED},
     "everything": {"prelude": 1, "core": ((2, 2),), "coda": 1, "tie": TIED, "inject": "linear",
-                   "start": "zeros", "embed": True, "state_norm": True, "residual_scale": "1/(loops*sqrt(layers))"},
+                   "start": "zeros", "embed": True, "state_norm": True,
+                   "residual_scale": "1/(loops*sqrt(layers))"},
 }  # fmt: skip
 
 
