@@ -150,6 +150,7 @@ TIE = {  # config.model.loop.tie: what shares weights in the core: none, loops o
     "router": ("experts", "of the experts: experts (as they are), none, loops, core"),
     "norms": ("none", "of a block: none, loops, core"),
 }
+COUNTS = {"eval": (0, "loops of each group in evaluation; 0: as trained", 0, 2**10)}
 ATTENTION = {  # config.model.attention
     "name": ("full", "full; relative: by distance, to a memory and earlier tokens"),
     "num_heads": (12, "N", 1, 2**12),
@@ -213,6 +214,7 @@ MODELS = {
     "model": MODEL | IMAGE_MODEL | TEXT_MODEL | LANGUAGE_MODEL,
     "model.loop": LOOP,
     "model.loop.tie": TIE,
+    "model.loop.counts": COUNTS,
     "model.attention": ATTENTION,
     "model.moe": EXPERTS | LANGUAGE_EXPERTS,
     "model.moe.router": ROUTER,

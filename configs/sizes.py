@@ -267,8 +267,10 @@ def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:
     """
     given = family | options
     norms = given.get("share_norms", False)
+    inner = {"tie": values(defaults.TIE), "counts": values(defaults.COUNTS)}
+    whole = values(defaults.LOOP) | inner
     if "loop" in options:
-        section = values(defaults.LOOP) | options["loop"] | {"tie": values(defaults.TIE)}
+        section = whole | options["loop"]
         section["tie"]["norms"] = "loops" if norms else "none"
         return section
     depth = options.get("depth", depth)
@@ -278,7 +280,7 @@ def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:
         "experts": given.get("share_ffn", share),
         "norms": norms,
     }
-    section = values(defaults.LOOP) | {"core": ((depth, 1),), "tie": values(defaults.TIE)}
+    section = whole | {"core": ((depth, 1),)}
     if any(shared.values()):
         section["core"] = ((1, depth),)
         section["tie"] |= {part: "loops" if one else "none" for part, one in shared.items()}

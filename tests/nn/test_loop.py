@@ -186,6 +186,9 @@ def test_options_write_loops():
         ({"tie": {"attention": "all"}}, "loop.tie.attention='all' is unknown; choose one of none"),
         ({"tie": {"head": "none"}}, "loop.tie.head is unknown"),
         ({"loops": 3}, "loop.loops is unknown"),
+        ({"counts": {"eval": 3}}, "counts.eval=3 needs the same weights .*tie.norms is none"),
+        ({"counts": {"eval": 3}, "tie": TIED, "embed": True}, "embed has vectors of 2 loops"),
+        ({"counts": {"mean": 3}}, "loop.counts.mean is unknown"),
         ({"inject": "mix"}, "loop.inject='mix' is unknown"),
         ({"start": "zeros"}, "start=zeros needs config.model.loop.inject=add or linear"),
         ({"residual_scale": "2"}, "loop.residual_scale='2' is unknown"),
@@ -194,6 +197,22 @@ def test_options_write_loops():
 def test_what_is_no_loop_is_refused(changes: dict, words: str):
     with pytest.raises(BadInputError, match=words):
         blocks({"core": ((1, 2),)} | changes).check()
+
+
+def test_evaluation_with_other_loops():
+    """Trained with two loops, evaluated with four: as a model of four loops with these weights."""
+    loop = {"prelude": 1, "core": ((2, 2), (1, 1)), "coda": 1, "tie": TIED, "inject": "add"}
+    trained = blocks(loop, ffn="mlp")
+    params = compiled.init(trained, X)
+    four = blocks(loop | {"core": ((2, 4), (1, 1))}, ffn="mlp")
+    moved = {"block_05_": "block_09_", "block_06_": "block_10_"}  # after the core's loops
+    renamed = {moved.get(name[:9], name[:9]) + name[9:]: of for name, of in params.items()}
+    y, *_ = apply(four, renamed, X, train=False)
+    for more in ({}, {"unroll": False, "remat": "block"}):
+        other = blocks(loop | {"counts": {"eval": 4}}, ffn="mlp", **more)
+        np.testing.assert_allclose(apply(other, params, X, train=False)[0], y, rtol=1e-5)
+        two = [apply(model, params, X, train=True)[0] for model in (other, trained)]
+        np.testing.assert_allclose(*two, rtol=1e-4, atol=1e-5)
 
 
 def test_the_entry_must_be_whole():

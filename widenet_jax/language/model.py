@@ -5,10 +5,12 @@ from collections.abc import Mapping
 import flax.linen as nn
 import jax.numpy as jnp
 
+from widenet_jax.errors import BadInputError
 from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.initializers import uniform_between
+from widenet_jax.nn.loop import SECTION, Loop
 from widenet_jax.param_names import ENCODER
 from widenet_jax.typing import Array, Aux, Shapes
 
@@ -68,6 +70,11 @@ class LanguageModel(BlockSettings, kw_only=True):
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""
         super().check()
         self.check_attention(self.embed_dim, memory=True)
+        if loops := Loop.of(self.loop).counts.eval:
+            raise BadInputError(
+                f"{SECTION}.counts.eval={loops}: the memory has a place for each trained block; "
+                "give 0"
+            )
 
     def outside_flops(self, input_spec: Shapes) -> int:
         """Returns the FLOPs of an example's output layer; looking up an embedding counts none."""

@@ -13,7 +13,7 @@ from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
 from widenet_jax.nn.initializers import KERNEL_INITS, KernelInit
-from widenet_jax.nn.loop import SECTION, Loop, Step
+from widenet_jax.nn.loop import SECTION, Loop, Step, evaluated_steps
 from widenet_jax.nn.mlp import ACTIVATIONS
 from widenet_jax.specs import resolve
 
@@ -104,6 +104,10 @@ class BlockSettings(nn.Module):
                 f"prelude of {loop.prelude} and the core; choose a {SECTION}.prelude that {size} "
                 "divides"
             )
+        if loop.counts.eval and self.routing_groups:
+            raise BadInputError(
+                f"{SECTION}.counts.eval={loop.counts.eval} needs config.model.routing_groups=0"
+            )
         if loop.own_router and not self.routes:
             raise BadInputError(
                 f"{SECTION}.tie.router={loop.tie.router} has no effect on "
@@ -162,9 +166,11 @@ class BlockSettings(nn.Module):
             )
         return depth // groups
 
-    def steps(self) -> tuple[Step, ...]:
-        """Returns the blocks in the order in which they run."""
-        return Loop.of(self.loop).steps(self.ffn_names(), self.blocks_per_routing())
+    def steps(self, *, train: bool = True) -> tuple[Step, ...]:
+        """Returns the blocks in the order in which they run, in training or evaluation."""
+        loop = Loop.of(self.loop)
+        steps = loop.steps(self.ffn_names(), self.blocks_per_routing())
+        return steps if train or not loop.counts.eval else evaluated_steps(loop, steps)
 
     @property
     def routes(self) -> bool:

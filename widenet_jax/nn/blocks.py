@@ -63,8 +63,9 @@ class Blocks(BlockSettings):
             seen = {"memory_length": memory_length}
         # Parameters are initialised block by block, however the blocks run later.
         plain = bool(self.some_steps) or (self.unroll and self.remat == "none")
+        other_loops = not train and Loop.of(self.loop).counts.eval
         run = self.run_pieces
-        if plain or self.is_initializing():
+        if plain or other_loops or self.is_initializing():
             run = partial(self.run_blocks, entry=entry, loop_numbers=loop_numbers)
         x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
         if self.last_norm and self.norm_position == "pre":
@@ -88,12 +89,14 @@ class Blocks(BlockSettings):
           seen: which other tokens attention sees: mask and segment_ids, or memory_length.
         """
         loop, pre = Loop.of(self.loop), self.norm_position == "pre"
-        numbers = loop.loop_numbers() if loop_numbers is None else loop_numbers
+        as_trained = train or self.is_initializing()
+        if loop_numbers is None:
+            loop_numbers = (loop if as_trained else loop.evaluated()).loop_numbers()
         parts = Parts(initializing=self.is_initializing())
         auxes: list[Aux] = []
         memories: list[Array] = []
         routing: Routing | None = None
-        for step in self.some_steps or self.steps():
+        for step in self.some_steps or self.steps(train=as_trained):
             of = {k: parts.get(scope, partial(self.build, k, step)) for k, scope in step.scopes}
             with jax.named_scope(f"block_{step.index:02d}"):
                 if not self.some_steps and step.index == loop.prelude:
@@ -101,7 +104,7 @@ class Blocks(BlockSettings):
                 if step.begins is not None:
                     begin = partial(self.build_start, step.begins)
                     begin = parts.get(f"core_{step.begins}_start", begin)
-                    x = begin(x, entry, numbers[step.index])
+                    x = begin(x, entry, loop_numbers[step.index])
                 if memory is not None:
                     old = memory[:, step.index]
                     memories.append(updated(old, x))

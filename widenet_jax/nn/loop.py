@@ -57,6 +57,17 @@ class Tie:
 
 
 @dataclasses.dataclass(frozen=True)
+class Counts:
+    """How often groups loop, where not as their `core` says.
+
+    Attributes:
+      eval: loops in evaluation of each group that loops; 0: as in training.
+    """
+
+    eval: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Step:
     """One run of a block: its place, and the scopes of its parts' parameters.
 
@@ -105,6 +116,7 @@ class Loop:
       embed: whether a learned vector of each loop of a group, 0 at first, is added as it begins.
       state_norm: whether a norm of the state ends each loop, one norm a group.
       residual_scale: a name in `RESIDUAL_SCALES`, of the core's residual branches.
+      counts: see `Counts`.
     """
 
     core: tuple[tuple[int | str, int], ...]
@@ -116,6 +128,7 @@ class Loop:
     embed: bool = False
     state_norm: bool = False
     residual_scale: str = "1"
+    counts: Counts = Counts()
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> "Loop":
@@ -125,9 +138,12 @@ class Loop:
           BadInputError: a field is unknown, of another type or out of range.
         """
         check_fields({f.name: f for f in dataclasses.fields(cls)}, section, section=SECTION)
-        tie = section.get("tie", {})
-        check_fields({f.name: f for f in dataclasses.fields(Tie)}, tie, section=f"{SECTION}.tie")
-        loop = cls(**{**section, "core": groups_of(section["core"]), "tie": Tie(**tie)})
+        inner = {}
+        for name, kind in (("tie", Tie), ("counts", Counts)):
+            fields, known = section.get(name, {}), {f.name: f for f in dataclasses.fields(kind)}
+            check_fields(known, fields, section=f"{SECTION}.{name}")
+            inner[name] = kind(**fields)
+        loop = cls(**{**section, "core": groups_of(section["core"]), **inner})
         for part, value in dataclasses.asdict(loop.tie).items():
             known = TIES | ({LIKE_EXPERTS: None} if part == "router" else {})
             choose(known, value, field=f"{SECTION}.tie.{part}")
@@ -142,7 +158,29 @@ class Loop:
                 f"{SECTION}.start=zeros needs {SECTION}.inject=add or linear; without, the core "
                 "sees nothing"
             )
+        loop.check_counts()
         return loop
+
+    def check_counts(self) -> None:
+        """Raises BadInputError where evaluation asks for loops that have no weights."""
+        loops = self.counts.eval
+        check_range(f"{SECTION}.counts.eval", loops, 0, MOST_STEPS)
+        place = f"{SECTION}.counts.eval={loops}"
+        untied = [part for part, tie in dataclasses.asdict(self.tie).items() if tie == "none"]
+        if loops and untied:
+            raise BadInputError(
+                f"{place} needs the same weights in each loop, and {SECTION}.tie.{untied[0]} is "
+                "none; train with loops or core"
+            )
+        trained = [r for _, r in self.core if r > 1]
+        if loops and self.embed and loops > min(trained, default=1):
+            raise BadInputError(f"{place}: {SECTION}.embed has vectors of {min(trained)} loops")
+
+    def evaluated(self) -> "Loop":
+        """Returns the loop that evaluation runs."""
+        loops = self.counts.eval
+        core = tuple((layers, loops if r > 1 and loops else r) for layers, r in self.core)
+        return dataclasses.replace(self, core=core)
 
     @property
     def depth(self) -> int:
@@ -241,6 +279,16 @@ class Loop:
             routes = i % blocks_per_routing == 0
             steps.append(Step(i, ffn, tuple(scopes.items()), routes, *edges))
         return tuple(steps)
+
+
+def evaluated_steps(loop: Loop, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Returns the steps that evaluation runs, with the weights of the trained `steps`."""
+    found, place = list(steps[: loop.prelude]), loop.prelude
+    for (order, trained), (_, loops) in zip(loop.orders(), loop.evaluated().core, strict=True):
+        found += list(steps[place : place + len(order)]) * loops
+        place += len(order) * trained
+    found += steps[place:]
+    return tuple(dataclasses.replace(step, index=i) for i, step in enumerate(found))
 
 
 def groups_of(core: Any) -> tuple[tuple[int | str, int], ...]:

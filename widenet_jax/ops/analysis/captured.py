@@ -124,5 +124,5 @@ def capture(
     )
     layers = flatten_dict(state["intermediates"][ENCODER])
     calls = {path[0]: iter(calls) for path, calls in layers.items()}  # of a layer, loop by loop
-    visited = (dict(step.scopes)["ffn"] for step in model.steps())
+    visited = (dict(step.scopes)["ffn"] for step in model.steps(train=False))
     return outputs, [next(calls[scope]) for scope in visited if scope in calls]
