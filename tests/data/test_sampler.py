@@ -1,6 +1,7 @@
 """The order of records: each once per epoch, a function of the seed and the position only."""
 
 import numpy as np
+import pytest
 
 from widenet_jax.data import blocks
 
@@ -44,3 +45,23 @@ def test_augmentation_streams_are_distinct():
     # It also differs from the permutation's stream, although NumPy pads [seed, epoch] with zeros.
     rng = np.random.default_rng([blocks.PERMUTATION_STREAM, 0, 0])
     assert rng.integers(2**63) not in draws.values()
+
+
+@pytest.mark.parametrize("hosts", [32, 256, 1024])
+def test_many_hosts_read_what_one_reads(hosts: int):
+    """Each step's records are those of one host, however its 4,096 places are dealt out.
+
+    5,000 records: an epoch ends inside a batch. A host of 32 reads two blocks a step.
+    """
+    B, N, steps = 4096, 5000, 3
+    dealt = np.sort(np.random.default_rng(0).permutation(B).reshape(hosts, -1))
+    together, alone = np.full((2, steps, B), -1)
+    for positions, found in [(host, together) for host in dealt] + [(np.arange(B), alone)]:
+        how = {"batch_size": B, "start_step": 0, "num_steps": steps, "skip": False, "seed": 3}
+        ours = blocks.TrainBlocks(range(N), positions, transform=None, **how)
+        at = np.concatenate([ours.global_positions(index) for index in range(len(ours))])
+        assert (found.flat[at] == -1).all()  # no other host has this place
+        found.flat[at] = blocks.record_at(at, seed=3, num_records=N)[1]
+    np.testing.assert_array_equal(together, alone)
+    epochs = together.ravel()[: 2 * N].reshape(2, N)
+    np.testing.assert_array_equal(np.sort(epochs), np.broadcast_to(np.arange(N), (2, N)))
