@@ -26,7 +26,11 @@ def test_equals_flax_and_has_its_parameters():
 
 @pytest.mark.parametrize(
     ("spec", "x_shape", "kernel_shape", "bias_shape"),
-    [("btd,df->btf", (2, 3, 8), (8, 5), (5,)), ("egci,eio->egco", (4, 2, 3, 8), (4, 8, 5), (4, 5))],
+    [
+        ("btd,df->btf", (2, 3, 8), (8, 5), (5,)),
+        ("egci,eio->egco", (4, 2, 3, 8), (4, 8, 5), (4, 5)),
+        ("egci,eio->egco", (17, 1, 2, 4), (17, 4, 3), (17, 3)),  # more than `UNROLLED_EXPERTS`
+    ],
 )
 def test_gradients_of_one_product(spec: str, x_shape: tuple, kernel_shape: tuple, bias_shape):
     """Compared with float64: the kernel's is rounded to bfloat16 once, the bias's not at all."""

@@ -18,6 +18,7 @@ from widenet_jax.typing import Array
 # The mesh axes that shard an axis of an operand, by its letter in the spec: examples, token groups,
 # experts.
 SPLIT = {"b": AXES, "g": ("data", "fsdp"), "e": ("expert",)}
+UNROLLED_EXPERTS = 16  # on a CPU, a product for each; more would take long to compile
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -107,12 +108,11 @@ def kernel_gradient(spec: str, x: Array, dy: Array) -> Array:
     shares = 1 if mesh.empty else math.prod(mesh.shape[name] for name in SPLIT[batch])
     if x.shape[axis] % shares:
         shares = 1  # as in an initialisation with a single example
-    flat = of_x[:-1] == of_y[:-1] and of_kernel == of_x[-1] + of_y[-1]
-    if flat and shares == 1 and platform() == "cpu":
-        # The CPU's library multiplies x as it lies if x is a matrix. Otherwise XLA transposes x
-        # first, in a loop that computes the activation before it over strided memory.
-        product = x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
-        return product.astype(jnp.float32)
+    if platform() == "cpu" and math.prod(mesh.shape.values()) == 1 and of_x[:-1] == of_y[:-1]:
+        if of_kernel == of_x[-1] + of_y[-1]:
+            return _product_of_matrices(x, dy)
+        if of_kernel == of_x[0] + of_x[-1] + of_y[-1] and len(x) <= UNROLLED_EXPERTS:
+            return jnp.stack(list(map(_product_of_matrices, x, dy)))
 
     def split(z: Array) -> Array:
         return z.reshape(*z.shape[:axis], shares, -1, *z.shape[axis + 1 :])
@@ -122,6 +122,16 @@ def kernel_gradient(spec: str, x: Array, dy: Array) -> Array:
     if shares > 1:
         products = constrain(products, P(SPLIT[batch], *map(SPLIT.get, of_kernel)))
     return products.astype(jnp.float32).sum(0)
+
+
+def _product_of_matrices(x: Array, dy: Array) -> Array:
+    """Computes a kernel's gradient, [D, F] float32, from x [..., D] and dy [..., F], on a CPU.
+
+    The CPU's library multiplies x as it lies if x is a matrix. Otherwise XLA transposes x first, in
+    a loop that computes the activation before it over strided memory.
+    """
+    product = x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+    return product.astype(jnp.float32)
 
 
 class Dense(nn.Module):

@@ -10,6 +10,7 @@ All compute the same up to rounding.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +80,7 @@ def _attend_forward(
     query: Array, key: Array, value: Array, mask: Array | None, segment_ids: Array | None
 ) -> tuple[Array, tuple]:
     # Scores lie as [B, N, Tk, Tq]: summing over the last but one axis is cheap on a TPU.
-    scores = jnp.einsum("bknh,bqnh->bnkq", key, query)
+    scores = product("bknh,bqnh->bnkq", key, query)
     # Finite, so that a softmax over no key at all (an example that is all padding) is not NaN.
     lowest = jnp.finfo(scores.dtype).min
     if mask is not None:
@@ -90,7 +91,7 @@ def _attend_forward(
     largest = scores.max(axis=2, keepdims=True).astype(jnp.float32)
     total = jnp.exp(scores.astype(jnp.float32) - largest).sum(axis=2, keepdims=True)
     softmax = (scores, largest, 1 / total)
-    out = jnp.einsum("bnkq,bknh->bqnh", _weights(*softmax).astype(value.dtype), value)
+    out = product("bnkq,bknh->bqnh", _weights(*softmax).astype(value.dtype), value)
     return out, (query, key, value, softmax, out)
 
 
@@ -109,15 +110,31 @@ def attention_gradients(
     d_out: Array,
 ) -> tuple[tuple[Array, Array, Array], Array]:
     """Returns the gradients of query, key and value, and of the scores, [B, N, Tk, Tq]."""
-    d_value = jnp.einsum("bnkq,bqnh->bknh", weights.astype(value.dtype), d_out)
-    d_weights = jnp.einsum("bknh,bqnh->bnkq", value, d_out)
+    d_value = product("bnkq,bqnh->bknh", weights.astype(value.dtype), d_out)
+    d_weights = product("bknh,bqnh->bnkq", value, d_out)
     # sum_k weights * d_weights, without a pass over the scores.
     along = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)  # [B, Tq, N]
     d_scores = weights * (d_weights.astype(jnp.float32) - along.swapaxes(1, 2)[:, :, None])
     d_scores = d_scores.astype(query.dtype)
-    d_query = jnp.einsum("bnkq,bknh->bqnh", d_scores, centred(key, axis=1))
-    d_key = jnp.einsum("bnkq,bqnh->bknh", d_scores, query)
+    d_query = product("bnkq,bknh->bqnh", d_scores, centred(key, axis=1))
+    d_key = product("bnkq,bqnh->bknh", d_scores, query)
     return (d_query, d_key, d_value), d_scores
+
+
+def product(spec: str, x: Array, y: Array) -> Array:
+    """Computes `jnp.einsum(spec, x, y)` of arrays by heads, [B, T, N, H], and by scores.
+
+    On a CPU the heads come first, [B, N, T, H], so that products read and write contiguous rows.
+    """
+    if platform() != "cpu":
+        return jnp.einsum(spec, x, y)
+    *operands, of_result = spec.replace("->", ",").split(",")
+    x, y = (
+        array.swapaxes(1, 2) if letters.endswith("nh") else array
+        for letters, array in zip(operands, (x, y), strict=True)
+    )
+    result = jnp.einsum(re.sub("b(.)nh", r"bn\1h", spec), x, y)
+    return result.swapaxes(1, 2) if of_result.endswith("nh") else result
 
 
 def centred(keys: Array, *, axis: int) -> Array:
