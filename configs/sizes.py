@@ -199,7 +199,6 @@ def language_model(size: str, ffn: str, options: Mapping) -> dict:
         "ffn": FFNS[ffn],
     }
     model["attention"]["name"] = "relative"
-    del model["attention"]["implementation"]  # relative attention has one
     if size in ("byte_s", "tiny"):
         model["dtype"] = "float32"
     if ffn == "moe":

@@ -10,8 +10,8 @@ import pytest
 from small_runs import small_config
 
 from widenet_jax import train
-from widenet_jax.nn.attention import pallas
-from widenet_jax.nn.attention.implementations import CANDIDATES
+from widenet_jax.nn.attention import pallas, relative_pallas
+from widenet_jax.nn.attention.implementations import CANDIDATES, candidate_for
 from widenet_jax.run.attention import Problem, compare, faster
 
 
@@ -58,6 +58,27 @@ def test_a_kernel_that_is_wrong_is_not_used(tmp_path, monkeypatch, capsys):
 def test_a_kernel_that_does_not_run(monkeypatch):
     name, line = compare(PROBLEM._replace(shape=(2, 16, 3, 64)), "pallas")
     assert name == "xla" and "pallas does not run here on [2, 16, 3, 64] float32: " in line
+
+
+def test_relative_attention_is_measured_with_its_memory():
+    """Not where the kernel lacks the evaluation's memory; cuDNN has no relative attention."""
+    problem = PROBLEM._replace(shape=(1, 128, 2, 64), memory=128, waves=8, eval_memory=4096)
+    name, line = compare(problem, "pallas")
+    assert (name, line[:56]) == ("xla", "attention: xla; pallas does not take a memory of 4096, [")
+    assert candidate_for({"name": "relative"}, "gpu") is None
+    assert candidate_for({"name": "full"}, "gpu") == "cudnn"
+
+
+@pytest.mark.slow
+def test_relative_attention_is_right_and_judged_by_its_time(monkeypatch):
+    problem = PROBLEM._replace(shape=(2, 128, 2, 64), memory=128, waves=8, eval_memory=512)
+    name, line = compare(problem, "pallas")
+    assert name in ("xla", "pallas") and line.endswith("[2, 128, 2, 64] float32, memory 128")
+    assert "wrong" not in line and "does not" not in line
+    right = relative_pallas.centred  # of the gradient of the queries' terms alone
+    monkeypatch.setattr(relative_pallas, "centred", lambda x, axis: -right(x, axis=axis))
+    _, line = compare(problem, "pallas")
+    assert "pallas is wrong here, by 200% in the gradient of the queries' terms" in line
 
 
 def test_the_answer_is_kept(monkeypatch):

@@ -74,12 +74,14 @@ def reader(trained: Trained) -> Callable[[np.ndarray], np.ndarray]:
     are read first, then tokens one by one, so that only two lengths are compiled.
     """
     params, window = jax.device_put(trained.params), trained.config.data.max_length
+    # A kernel for whole windows does not take single tokens.
+    model = trained.model.clone(attention={**trained.model.attention, "implementation": "auto"})
     spec = trained.task.eval_carry_spec(1)
     carry = {name: jnp.zeros(x.shape, x.dtype) for name, x in spec.items()}
 
     @jax.jit
     def step(params: PyTree, tokens: Array, carry: dict[str, Array]) -> tuple:
-        outputs, _ = forward(trained.model, params, {"tokens": tokens[None], **carry})
+        outputs, _ = forward(model, params, {"tokens": tokens[None], **carry})
         return outputs["logits"][0, -1], {name: outputs[name] for name in carry}
 
     def read(tokens: np.ndarray) -> np.ndarray:

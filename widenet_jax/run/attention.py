@@ -19,6 +19,8 @@ from ml_collections import ConfigDict
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.files import read_json, user_cache, write_json
+from widenet_jax.nn.attention import relative, relative_pallas
+from widenet_jax.nn.attention.distances import distance_basis
 from widenet_jax.nn.attention.implementations import attend
 from widenet_jax.nn.build import build_model
 from widenet_jax.run.workdir import version
@@ -32,22 +34,50 @@ CALLS = 10  # in each round
 
 
 class Problem(NamedTuple):
-    """Attention as one device of a run computes it."""
+    """Attention as one device of a run computes it.
 
-    shape: tuple[int, int, int, int]  # [B, T, N, H]
+    Attributes:
+      shape: [B, T, N, H].
+      dtype: of queries, keys and values.
+      mask, segment_ids: which of them hide keys.
+      memory: M of relative attention; None: full attention.
+      waves: R of relative attention, see `nn.attention.distances`.
+      eval_memory: M of an evaluation.
+    """
+
+    shape: tuple[int, int, int, int]
     dtype: str
     mask: bool
     segment_ids: bool
+    memory: int | None = None
+    waves: int = 0
+    eval_memory: int = 0
 
-    def arrays(self) -> tuple[tuple[Array, ...], dict[str, Array | None]]:
-        """Returns queries, keys, values and the output's gradient, and what hides keys."""
-        B, T, _, H = self.shape
+    def arrays(self) -> tuple[tuple[Array, ...], dict[str, Array]]:
+        """Returns the output's gradient, queries, keys, values and terms; and what has no gradient.
+
+        Only relative attention has terms, of the queries' places.
+        """
+        B, T, N, H = self.shape
+        longer = (B, T + (self.memory or 0), N, H)
         keys = jax.random.split(jax.random.key(0), 4)
-        q, k, v, d_out = (jax.random.normal(key, self.shape).astype(self.dtype) for key in keys)
+        shapes = (self.shape, longer, longer, self.shape)
+        q, k, v, d_out = (
+            jax.random.normal(key, shape).astype(self.dtype)
+            for key, shape in zip(keys, shapes, strict=True)
+        )
+        if self.memory is not None:
+            terms, waves = (
+                jax.random.normal(key, (*lead, self.waves)).astype(self.dtype)
+                for key, lead in zip(keys, ((B, N, T), longer[1:2]), strict=False)
+            )
+            empty = jnp.arange(B) % 2 * (self.memory // 2)  # half the memory of every other row
+            operands = (d_out, q * H**-0.5, k, v, terms * self.waves**-0.5)
+            return operands, {"at_key": waves, "first": empty}
         row = jnp.broadcast_to(jnp.arange(T), (B, T))
         seen = {"mask": row < T - T // 8} if self.mask else {}
         seen |= {"segment_ids": (row * 3) // T} if self.segment_ids else {}
-        return (q * H**-0.5, k, v, d_out), seen
+        return (d_out, q * H**-0.5, k, v), seen
 
 
 def chosen_by_measuring(
@@ -70,6 +100,12 @@ def problem_of(config: ConfigDict, data_info: DataInfo, num_devices: int) -> Pro
     layer = model.build_attention()
     B = config.batch_size // num_devices // config.optimizer.accumulation_steps
     shape = (B, model.num_tokens(inputs), layer.num_heads, layer.head_size(model.embed_dim))
+    if getattr(layer, "needs_memory", False):
+        M = inputs["memory"].shape[2]
+        waves, _ = distance_basis(M + shape[1], model.embed_dim)
+        eval_memory = task.eval_carry_spec(1)["memory"].shape[2]
+        numbers = (M, waves.shape[1], eval_memory)
+        return Problem(shape, config.model.dtype, False, False, *numbers)
     segments = "segment_ids" in inputs
     return Problem(shape, config.model.dtype, "mask" in inputs and not segments, segments)
 
@@ -92,6 +128,14 @@ def faster(problem: Problem, candidate: str, device: jax.Device) -> tuple[str, s
 def compare(problem: Problem, candidate: str) -> tuple[str, str]:
     """Returns "xla" or the candidate, and a line that says why, by running both."""
     text = f"{list(problem.shape)} {problem.dtype}"
+    if problem.memory is not None:
+        text += f", memory {problem.memory}"
+        for memory in (problem.memory, problem.eval_memory):
+            if not relative_pallas.takes(problem.shape, problem.shape[1] + memory):
+                return (
+                    "xla",
+                    f"attention: xla; {candidate} does not take a memory of {memory}, {text}",
+                )
     try:
         (exact, seconds), (found, faster_seconds) = (
             measured(problem, name) for name in ("xla", candidate)
@@ -99,7 +143,7 @@ def compare(problem: Problem, candidate: str) -> tuple[str, str]:
     except Exception as error:  # a compiler's, in whatever class
         reason = " ".join(str(error).split())[:200]
         return "xla", f"attention: xla; {candidate} does not run here on {text}: {reason}"
-    names = ("the output", "queries", "keys", "values")
+    names = ("the output", "queries", "keys", "values", "queries' terms")[: len(found)]
     worst, where = max(zip(map(difference, found, exact), names, strict=True))
     if not worst < TOLERANCE:
         there = where if where == "the output" else f"the gradient of the {where}"
@@ -112,18 +156,19 @@ def compare(problem: Problem, candidate: str) -> tuple[str, str]:
 
 def measured(problem: Problem, implementation: str) -> tuple[list[Array], float]:
     """Returns output and gradients, and the seconds that they take."""
-    (q, k, v, d_out), seen = problem.arrays()
-    run = functools.partial(attend, **seen, implementation=implementation)
+    operands, seen = problem.arrays()
+    function = attend if problem.memory is None else relative.attend
+    run = functools.partial(function, implementation=implementation)
 
     @jax.jit
-    def both(q: Array, k: Array, v: Array, d_out: Array) -> list[Array]:
-        out, pull = jax.vjp(run, q, k, v)
+    def both(seen: dict[str, Array], d_out: Array, *operands: Array) -> list[Array]:
+        out, pull = jax.vjp(lambda *x: run(*x, **seen), *operands)
         return [out, *pull(d_out)]
 
     def calls() -> None:
-        jax.block_until_ready([both(q, k, v, d_out) for _ in range(CALLS)])
+        jax.block_until_ready([both(seen, *operands) for _ in range(CALLS)])
 
-    result = jax.block_until_ready(both(q, k, v, d_out))
+    result = jax.block_until_ready(both(seen, *operands))
     return result, min(timeit.repeat(calls, number=1, repeat=ROUNDS)) / CALLS
 
 

@@ -29,7 +29,7 @@ from widenet_jax.data.pipeline import Batches, reading, train_batches
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
 from widenet_jax.files import STARTS, may_replace
-from widenet_jax.nn.attention.implementations import AUTO, CANDIDATES, IMPLEMENTATIONS
+from widenet_jax.nn.attention.implementations import AUTO, IMPLEMENTATIONS, candidate_for
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
@@ -419,7 +419,7 @@ def attention_of(
     # A start that saved nothing may have had another model.
     starts = [] if may_replace(workdir) else workdirs.earlier_starts(workdir / STARTS)
     before = starts[-1].get("attention") if starts else None
-    candidate = CANDIDATES.get(devices[0].platform)
+    candidate = candidate_for(config.model.attention, devices[0].platform)
     chosen, line = asked, ""
     if asked == AUTO and (candidate is None or before in ("xla", candidate)):
         chosen = before if candidate else "xla"

@@ -11,6 +11,8 @@ All compute the same up to rounding.
 
 import functools
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -195,6 +197,12 @@ def attend_cudnn(
         visible = same if visible is None else same & visible
     attention = functools.partial(jax.nn.dot_product_attention, scale=1.0, implementation="cudnn")
     return attention(query, key, value, mask=visible)
+
+
+def candidate_for(attention: Mapping[str, Any], platform: str) -> str | None:
+    """Returns the kernel that `auto` compares with xla; cudnn has none of relative attention."""
+    found = CANDIDATES.get(platform)
+    return None if attention["name"] == "relative" and found == "cudnn" else found
 
 
 CANDIDATES = {"tpu": "pallas", "gpu": "cudnn"}  # what a run compares with xla, see `run.attention`

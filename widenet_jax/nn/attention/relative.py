@@ -8,11 +8,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, choose
 from widenet_jax.nn.attention.distances import distance_basis, rotate
 from widenet_jax.nn.attention.full import HeadProjections
-from widenet_jax.nn.attention.implementations import attention_gradients, centred
+from widenet_jax.nn.attention.implementations import (
+    AUTO,
+    FIELD,
+    PAYS_FROM,
+    attention_gradients,
+    centred,
+    float32_only,
+)
 from widenet_jax.nn.dense import KernelAndBias, linear
+from widenet_jax.sharding import on_each_device, platform
 from widenet_jax.typing import Array, Aux
 
 
@@ -25,6 +33,7 @@ def relative_attend(
     position_bias: Array,  # [N, H] float32, w
     *,
     memory_length: Array,  # [B] int32
+    implementation: str = AUTO,
 ) -> Array:
     """Computes softmax(((q_i + u) k_j + (q_i + w) r_(i-j)) / sqrt(H)) v_j for each head.
 
@@ -33,8 +42,13 @@ def relative_attend(
 
     The position keys r are never computed: see `nn.attention.distances`.
 
+    Args:
+      implementation: a key of `IMPLEMENTATIONS`, or "auto".
+
     Returns:
       [B, T, N, H].
+
+    Raises: as `implementations.attend`.
     """
     (_, T, _, H), S = query.shape, key.shape[1]
 
@@ -55,11 +69,47 @@ def relative_attend(
     waves = jnp.asarray(waves)
     at_query = rotate(*terms, waves[S - T :]).astype(query.dtype)
     at_key, first = waves.astype(query.dtype), S - T - memory_length
-    return _attend(biased(content_bias), key, value, at_query, at_key, first)
+    operands = (biased(content_bias), key, value, at_query, at_key, first)
+    return attend(*operands, implementation=implementation)
+
+
+def attend(query: Array, key: Array, *rest: Array, implementation: str) -> Array:
+    """Computes causal attention with the scores query key + at_query at_key, see `attend_xla`."""
+    if implementation == AUTO:
+        fast = platform() == "tpu" and query.shape[1] >= PAYS_FROM and fits(query, key)
+        implementation = "pallas" if fast else "xla"
+    return choose(IMPLEMENTATIONS, implementation, field=FIELD)(query, key, *rest)
+
+
+def fits(query: Array, key: Array) -> bool:
+    """Returns whether the Pallas kernel takes these arrays here; a CPU interprets any dtype."""
+    from widenet_jax.nn.attention.relative_pallas import takes
+
+    multiplied = query.dtype == jnp.bfloat16 and not float32_only()
+    return (platform() == "cpu" or multiplied) and takes(query.shape, key.shape[1])
+
+
+def attend_pallas(
+    query: Array, key: Array, value: Array, at_query: Array, at_key: Array, first: Array
+) -> Array:
+    """Computes the same by the Pallas kernel on each device's share of the batch."""
+    from widenet_jax.nn.attention.relative_pallas import LIMITS, kernel_attend
+
+    if platform() not in ("tpu", "cpu"):
+        raise BadInputError(f"{FIELD}=pallas runs on TPUs, and on CPUs for tests; use auto")
+    if not fits(query, key):
+        here = f"[B, T, N, H] is {query.shape} after M = {key.shape[1] - query.shape[1]}"
+        raise BadInputError(f"{FIELD}=pallas: {LIMITS}; here {here}, in {query.dtype}")
+
+    def run(at_key: Array, query: Array, *rest: Array) -> Array:
+        *rest, first = rest
+        return kernel_attend(query, *rest, at_key, first, interpret=platform() == "cpu")
+
+    return on_each_device(run, at_key, query, key, value, at_query, first)
 
 
 @jax.custom_vjp
-def _attend(*arrays: Array) -> Array:
+def attend_xla(*arrays: Array) -> Array:
     """Computes causal attention with the scores query key + at_query at_key.
 
     The gradient is written out as in `implementations.attend_xla`: scores are kept in the inputs'
@@ -118,7 +168,8 @@ def beside(left: Array, right: Array) -> Array:
     return pad(left, 0, H) + pad(right, R, 0)
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+attend_xla.defvjp(_attend_forward, _attend_backward)
+IMPLEMENTATIONS = {"xla": attend_xla, "pallas": attend_pallas}
 
 
 class RelativeAttention(HeadProjections):
@@ -134,8 +185,12 @@ class RelativeAttention(HeadProjections):
     i - j rather than j - i, so that sines have the other sign; and scores are divided by sqrt(H)
     rather than multiplied by a learned number.
 
-    Attributes: as of `HeadProjections`.
+    Attributes:
+      implementation: see `relative_attend`.
+      The rest: see `HeadProjections`.
     """
+
+    implementation: str = AUTO
 
     needs_memory = True
     use_bias = False
@@ -162,12 +217,14 @@ class RelativeAttention(HeadProjections):
             self.param("content_bias", nn.initializers.zeros, (N, H)),
             self.param("position_bias", nn.initializers.zeros, (N, H)),
             memory_length=memory_length,
+            implementation=self.implementation,
         )
         return self.output(y, D, train=train), {}
 
     def check(self, embed_dim: int) -> None:
-        """Raises BadInputError where the fields do not fit D."""
+        """Raises BadInputError where the fields do not fit D, or name no implementation."""
         self.head_size(embed_dim)
+        choose({AUTO: None} | IMPLEMENTATIONS, self.implementation, field=FIELD)
         if embed_dim % 2:
             raise BadInputError(
                 f"config.model.embed_dim={embed_dim} must be even: positions are pairs of a sine "

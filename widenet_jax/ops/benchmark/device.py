@@ -22,7 +22,7 @@ from widenet_jax.config.files import load_config
 from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import build_experiment
 from widenet_jax.files import write_json, write_text
-from widenet_jax.nn.attention.implementations import AUTO, CANDIDATES
+from widenet_jax.nn.attention.implementations import AUTO, CANDIDATES, candidate_for
 from widenet_jax.nn.moe.dispatch import DISPATCHERS
 from widenet_jax.ops.benchmark.feed_forward import DispatchSize, dispatch_output, dispatch_row
 from widenet_jax.ops.benchmark.report import TPU_KINDS, cell, median_seconds, mfu, table
@@ -178,7 +178,8 @@ def method_row(output: Callable, method: str, sizes: Sizes, rounds: int) -> dict
 def step_row(name: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
     """Times the training step of a config with the largest batch that fits, as a run trains."""
     config, devices, attention = load_config(name), jax.devices(), None
-    info, candidate = data_info(config), CANDIDATES.get(devices[0].platform)
+    info = data_info(config)
+    candidate = candidate_for(config.model.attention, devices[0].platform)
     config.batch_size = sizes.batch * len(devices)
     if candidate and config.model.attention.get("implementation") == AUTO:
         attention, _ = chosen_by_measuring(config, info, devices, candidate)
