@@ -73,12 +73,22 @@ def relative_attend(
     return attend(*operands, implementation=implementation)
 
 
-def attend(query: Array, key: Array, *rest: Array, implementation: str) -> Array:
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    at_query: Array,
+    at_key: Array,
+    first: Array,
+    *,
+    implementation: str,
+) -> Array:
     """Computes causal attention with the scores query key + at_query at_key, see `attend_xla`."""
     if implementation == AUTO:
         fast = platform() == "tpu" and query.shape[1] >= PAYS_FROM and fits(query, key)
         implementation = "pallas" if fast else "xla"
-    return choose(IMPLEMENTATIONS, implementation, field=FIELD)(query, key, *rest)
+    run = choose(IMPLEMENTATIONS, implementation, field=FIELD)
+    return run(query, key, value, at_query, at_key, first)
 
 
 def fits(query: Array, key: Array) -> bool:
