@@ -85,7 +85,9 @@ def attend(
 ) -> Array:
     """Computes causal attention with the scores query key + at_query at_key, see `attend_xla`."""
     if implementation == AUTO:
-        fast = platform() == "tpu" and query.shape[1] >= PAYS_FROM and fits(query, key)
+        T, S = query.shape[1], key.shape[1]
+        # Longer memories have been compiled for the forward pass only; a v4 lacks room backward.
+        fast = platform() == "tpu" and T >= PAYS_FROM and S <= 2 * T and fits(query, key)
         implementation = "pallas" if fast else "xla"
     run = choose(IMPLEMENTATIONS, implementation, field=FIELD)
     return run(query, key, value, at_query, at_key, first)
