@@ -7,10 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention import relative, relative_pallas
 from widenet_jax.nn.attention.distances import distance_basis
+from widenet_jax.ops.plan import compile as planning
+from widenet_jax.ops.plan.topology import parse_topology
 from widenet_jax.sharding import build_mesh
 
 B, EINSUM = 3, jnp.einsum
@@ -110,6 +114,42 @@ def test_equals_the_formula_in_float32(monkeypatch):
     arrays = operands(16, 8, 2, 64, "float32", D=8)
     d_out = jax.random.normal(jax.random.key(1), arrays[0].shape)
     assert max(errors(both(kernel, arrays, d_out), exact(*arrays, d_out))) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v4-8", "v5e-4", "v5p-8", "v6e-4"])
+def test_a_layer_compiles_for_tpus(monkeypatch, name: str):
+    """WT-B's, forward and backward, sharded; and its evaluation, whose memory is 4 T."""
+    pytest.importorskip("libtpu")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag that it does not know
+    mesh = build_mesh({"fsdp": 2, "expert": 1}, planning.tpu_devices(parse_topology(name)))
+    batch, whole = (NamedSharding(mesh, spec) for spec in (P(("data", "fsdp")), P()))
+    layer = relative.RelativeAttention(16, dtype=jnp.bfloat16, implementation="pallas")
+
+    def of(M: int, *, backward: bool) -> str:
+        shapes = [(8, 512, 1024), (8, M, 1024)]
+        x, memory = (jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=batch) for s in shapes)
+
+        def loss(params, x, memory):
+            lengths = jnp.full(8, M)
+            y, _ = layer.apply(params, x, memory=memory, memory_length=lengths, train=False)
+            return y.astype(jnp.float32).sum()
+
+        def init(x, memory):
+            options = {"memory": memory, "memory_length": jnp.full(8, M), "train": False}
+            return layer.init(jax.random.key(0), x, **options)
+
+        with jax.set_mesh(mesh):
+            params = jax.tree.map(
+                lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=whole),
+                jax.eval_shape(init, x, memory),
+            )
+            run = jax.jit(jax.grad(loss) if backward else loss)
+            return planning.compile_lowered(run.lower(params, x, memory)).hlo
+
+    training = of(512, backward=True)
+    assert "relative_forward" in training and "relative_backward" in training
+    assert "relative_forward" in of(2048, backward=False)
 
 
 @pytest.mark.slow
