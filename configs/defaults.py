@@ -103,12 +103,13 @@ MODEL = {
     "dtype": ("bfloat16", "of the computation: bfloat16, float32; parameters are float32"),
     "norm_position": ("pre", "pre: x + f(norm(x)); post: norm(x + f(x))"),
     "norm_epsilon": (1e-6, "added to the variance in LayerNorm"),
-    "activation": ("gelu_tanh", "gelu_tanh, gelu (the exact form), relu"),
+    "activation": ("gelu_tanh", "gelu_tanh, gelu (the exact form), relu, silu, swiglu (gated)"),
     "kernel_init": (
         "glorot_uniform",
         "glorot_uniform, truncated_normal, pre_norm, pre_norm_each_expert, switch",
     ),
     "ffn_output_activation": (False, "a second activation, after the feed-forward"),
+    "ffn_bias": (True, "in the layers of the dense feed-forward"),
     "unroll": (True, "false: blocks in a loop; compiles faster, runs slower"),
     "remat": ("none", "none, block: less memory, a third more work"),
     "ffn": ("mlp", "mlp, moe, top_k_mlp, product_key; in the blocks of ffn_blocks"),
@@ -168,7 +169,7 @@ EXPERTS = {  # config.model.moe
     "priority": ("token_order", "token_order, first_choice_first, batch_prioritized"),
     "dispatch": ("auto", "auto, einsum, gather, ragged, masked: equal results, another cost"),
     "activation": ("gelu_tanh", "as model.activation"),
-    "use_bias": (True, "in both layers of an expert"),
+    "use_bias": (True, "in the layers of an expert"),
     "output_dropout": (0.0, "after the weighted sum of the experts"),
 }
 LANGUAGE_EXPERTS = {

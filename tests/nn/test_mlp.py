@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from widenet_jax.errors import BadInputError
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.mlp import Mlp
 
@@ -39,6 +40,20 @@ def test_activation_by_name():
 
     np.testing.assert_allclose(run("relu"), 2.0)
     np.testing.assert_allclose(run("gelu"), 1.84134475, rtol=1e-6)
+
+
+def test_a_gate_by_hand():
+    """silu(2) * 3 * 5 with x = 1: 2 / (1 + e^-2) = 1.76159416; without biases, of three kernels."""
+    params = {
+        k: {"kernel": jnp.full((1, 1), w)} for k, w in (("wg", 2.0), ("wi", 3.0), ("wo", 5.0))
+    }
+    layer, x = Mlp(1, activation="swiglu", use_bias=False), jnp.ones((1, 1, 1))
+    np.testing.assert_allclose(layer.apply({"params": params}, x, train=False).y, 26.4239124)
+    shapes = jax.eval_shape(lambda: layer.init(jax.random.key(0), x, train=False)["params"])
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params)
+    assert layer.forward_flops(2, 3, 7) == 2 * 3 * 6 * 7
+    with pytest.raises(BadInputError, match="outputs have none"):
+        layer.clone(output_activation=True).apply({"params": params}, x, train=False)
 
 
 def test_kernels_are_initialised_by_name():

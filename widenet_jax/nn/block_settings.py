@@ -48,7 +48,7 @@ class BlockSettings(nn.Module):
       ffn_dropout: whether dropout acts within the feed-forward, after its activation, too.
       activation: a name in `nn.mlp.ACTIVATIONS`.
       kernel_init: a name in `nn.initializers.KERNEL_INITS`.
-      ffn_output_activation: see `nn.mlp.Mlp`.
+      ffn_output_activation, ffn_bias: `output_activation` and `use_bias` of `nn.mlp.Mlp`.
       unroll: compiles the blocks one by one; otherwise once, in a loop: a shorter compilation, a
         slower step. Parameters are stored the same way.
       remat: "none", or "block": the backward pass recomputes each block, or the blocks that share a
@@ -69,6 +69,7 @@ class BlockSettings(nn.Module):
     activation: str = "gelu_tanh"
     kernel_init: str = "glorot_uniform"
     ffn_output_activation: bool = False
+    ffn_bias: bool = True
     unroll: bool = True
     remat: str = "none"
     dtype: str = "float32"

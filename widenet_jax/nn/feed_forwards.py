@@ -39,6 +39,7 @@ COMMON = {
     "hidden_dropout": "ffn_dropout",
     "activation": "activation",
     "output_activation": "ffn_output_activation",
+    "use_bias": "ffn_bias",
     "kernel_init": "kernel_init",
     "dtype": "dtype",
 }

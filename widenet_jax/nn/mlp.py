@@ -1,6 +1,7 @@
 """The dense feed-forward layer, with all hidden units or the K largest of each token.
 
-`ACTIVATIONS` has the activation functions by name.
+`ACTIVATIONS` has the activation functions by name; those in `GATED` act on a product of their own,
+the gate, which multiplies the hidden units.
 """
 
 from collections.abc import Callable
@@ -19,11 +20,16 @@ from widenet_jax.typing import Array, FfnOutput, Routing
 class Mlp(nn.Module):
     """y = f(x W_i + b_i) W_o + b_o with dropout.
 
+    With an activation in `GATED`, y = (f(x W_g + b_g) * (x W_i + b_i)) W_o + b_o (Shazeer 2020,
+    arXiv:2002.05202).
+
     Attributes:
       mlp_dim: F.
       dropout: rate after the output layer and, with `hidden_dropout`, after the hidden layer.
+      output_dropout: whether it acts after the output layer.
       activation: f, a name in `ACTIVATIONS`.
       output_activation: applies f to the output too, as the authors' released code does.
+      use_bias: whether the layers have biases.
       kernel_init: initialisers of the stack.
       dtype: dtype of the computation; parameters stay float32.
     """
@@ -33,6 +39,8 @@ class Mlp(nn.Module):
     hidden_dropout: bool = True
     activation: str = "gelu_tanh"
     output_activation: bool = False
+    use_bias: bool = True
+    output_dropout: bool = True
     kernel_init: KernelInit = KernelInit()
     dtype: jnp.dtype = jnp.float32
 
@@ -45,28 +53,35 @@ class Mlp(nn.Module):
         train: bool,
         routing: Routing | None = None,
     ) -> FfnOutput:
-        """Ignores `mask` and `routing`, which belong to the feed-forward contract."""
+        """Ignores `mask` and `routing`, which belong to the feed-forward contract.
+
+        Raises:
+          BadInputError: `output_activation` with an activation in `GATED`.
+        """
         del mask, routing
-        f = ACTIVATIONS[self.activation]
+        check_activation(self.activation, self.output_activation)
 
         def dense(features: int, name: str) -> Dense:
             init, bias_init = self.kernel_init.kernel(), self.kernel_init.scheme.ffn_bias
-            return Dense(features, self.dtype, init, bias_init, name=name)
+            return Dense(features, self.dtype, init, bias_init, self.use_bias, name=name)
 
         inner = Dropout(self.dropout if self.hidden_dropout else 0.0)
-        h = inner(f(dense(self.mlp_dim, "wi")(x)), train=train)  # [B, T, F]
+        h = dense(self.mlp_dim, "wi")(x)  # [B, T, F]
+        gate = dense(self.mlp_dim, "wg")(x) if self.activation in GATED else None
+        h = inner(activate(self.activation, h, gate), train=train)
         y = dense(x.shape[-1], "wo")(self.select(h))  # [B, T, D]
         if self.output_activation:
-            y = f(y)
-        return FfnOutput(y=Dropout(self.dropout)(y, train=train), aux={})
+            y = ACTIVATIONS[self.activation](y)
+        outer = Dropout(self.dropout if self.output_dropout else 0.0)
+        return FfnOutput(y=outer(y, train=train), aux={})
 
     def select(self, hidden: Array) -> Array:
         """Returns the hidden units [B, T, F] that the output layer sees: here all."""
         return hidden
 
     def forward_flops(self, B: int, T: int, D: int) -> int:
-        """Returns the FLOPs of the two products."""
-        return B * T * 4 * D * self.mlp_dim
+        """Returns the FLOPs of the two products, with a gate three."""
+        return B * T * 2 * products(self.activation) * D * self.mlp_dim
 
 
 class TopKMlp(Mlp, kw_only=True):
@@ -142,8 +157,36 @@ def gelu_erf(x: Array) -> Array:
     return jax.nn.gelu(x.astype(jnp.float32), approximate=False).astype(x.dtype)
 
 
+def silu(x: Array) -> Array:
+    """Computes x sigmoid(x) in float32; the result has x's dtype."""
+    return jax.nn.silu(x.astype(jnp.float32)).astype(x.dtype)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": gelu_tanh,
     "gelu": gelu_erf,
     "relu": jax.nn.relu,
+    "silu": silu,
+    "swiglu": silu,  # outside feed-forwards, where nothing is gated, the same
 }
+GATED = ("swiglu",)
+
+
+def activate(activation: str, h: Array, gate: Array | None) -> Array:
+    """Returns f(h), or with a gate f(gate) * h."""
+    f = ACTIVATIONS[activation]
+    return f(h) if gate is None else f(gate) * h
+
+
+def products(activation: str) -> int:
+    """Returns how many products of D times F a feed-forward has."""
+    return 3 if activation in GATED else 2
+
+
+def check_activation(activation: str, output_activation: bool) -> None:
+    """Raises BadInputError where an output, which has no gate, would need one."""
+    if output_activation and activation in GATED:
+        raise BadInputError(
+            f"config.model.ffn_output_activation=true: activation={activation} has a gate, and "
+            "outputs have none; set ffn_output_activation=false, or activation=silu"
+        )

@@ -1,5 +1,6 @@
 """The experts: E feed-forward layers side by side, on slots, on sorted rows, or on all tokens."""
 
+from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
@@ -10,7 +11,7 @@ from flax.typing import Initializer
 
 from widenet_jax.nn.dense import KernelAndBias, Words, draw_words, drop, linear
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.mlp import ACTIVATIONS
+from widenet_jax.nn.mlp import ACTIVATIONS, GATED, activate
 from widenet_jax.typing import Array
 
 # Random words of the dropout after the hidden and after the output layer; None: no dropout there.
@@ -25,6 +26,7 @@ class ExpertFfn:
 
     Attributes:
       wi: [E, D, F] float32; wi_bias: [E, F]; wo: [E, F, D]; wo_bias: [E, D]. Biases may be None.
+      wg, wg_bias: of the gates, as wi's; None without gates.
       key: key of the dropout; None is no dropout.
       dropout: its rate.
       drops_hidden, drops_output: whether it acts after the hidden layer, after the output layer.
@@ -42,6 +44,8 @@ class ExpertFfn:
     drops_output: bool = flax.struct.field(pytree_node=False)
     activation: str = flax.struct.field(pytree_node=False)
     output_activation: bool = flax.struct.field(pytree_node=False)
+    wg: Array | None = None
+    wg_bias: Array | None = None
 
     def dropout_words(self, rows: tuple[int, ...]) -> LayerWords:
         """Draws the dropout's random words for tokens laid out as [*rows, D]."""
@@ -57,7 +61,7 @@ class ExpertFfn:
         """Applies each expert to its buffers."""
         hidden_words, output_words = self.dropout_words(x.shape[:-1])
         dense = partial(linear, "egci,eio->egco")
-        h = self.hidden(dense(x, self.wi, self.wi_bias), hidden_words)
+        h = self.hidden(partial(dense, x), hidden_words)
         return self.output(dense(h, self.wo, self.wo_bias), output_words)
 
     def on_rows(
@@ -79,7 +83,7 @@ class ExpertFfn:
         of_expert = jax.nn.one_hot(expert, sizes.shape[0])  # [N, E]
         real = (expert < sizes.shape[0])[:, None]
 
-        def dense(x: Array, kernel: Array, bias: Array | None, of_expert: Array) -> Array:
+        def dense(x: Array, of_expert: Array, kernel: Array, bias: Array | None) -> Array:
             # A ragged product may leave anything in the padding rows, forwards and backwards: even
             # NaN, which times 0 would still be NaN in the bias's gradient.
             x = jnp.where(real, x, 0)
@@ -92,10 +96,10 @@ class ExpertFfn:
             return y + (of_expert @ bias).astype(x.dtype)
 
         hidden_words, output_words = words
-        h = self.hidden(dense(x, self.wi, self.wi_bias, of_expert), hidden_words)
+        h = self.hidden(partial(dense, x, of_expert), hidden_words)
         if gate is not None:
             h, of_expert = scaled(h, gate), of_expert * gate[:, None]
-        return self.output(dense(h, self.wo, self.wo_bias, of_expert), output_words)
+        return self.output(dense(h, of_expert, self.wo, self.wo_bias), output_words)
 
     def on_all(self, x: Array, gate: Array) -> Array:  # [G, S, D], [G, S, E] -> [G, S, D]
         """Applies all experts to all tokens, and sums the results times the gates, mostly 0.
@@ -105,11 +109,14 @@ class ExpertFfn:
         """
         E, D, F = self.wi.shape
         hidden_words, output_words = self.dropout_words(gate.shape)
-        # One layer of width E * F. The transpose is of the small kernel, not of the hidden entries.
-        wi = self.wi.swapaxes(0, 1).reshape(D, E * F)
-        wi_bias = None if self.wi_bias is None else self.wi_bias.reshape(E * F)
-        h = linear("bsd,df->bsf", x, wi, wi_bias).reshape(*gate.shape, F)
-        h = self.hidden(h, hidden_words)
+
+        def dense(kernel: Array, bias: Array | None) -> Array:
+            # One layer of width E * F. The transpose is of the small kernel, not of hidden entries.
+            kernel = kernel.swapaxes(0, 1).reshape(D, E * F)
+            bias = None if bias is None else bias.reshape(E * F)
+            return linear("bsd,df->bsf", x, kernel, bias).reshape(*gate.shape, F)
+
+        h = self.hidden(dense, hidden_words)
         if self.output_activation or output_words is not None:
             # "x" is the experts' axis: under "e" the gradient would be sharded over experts,
             # although the tokens are sharded over all axes of the mesh.
@@ -121,9 +128,11 @@ class ExpertFfn:
             return y
         return y + linear("bsx,xd->bsd", gate.astype(x.dtype), self.wo_bias, None)
 
-    def hidden(self, h: Array, words: Words | None) -> Array:
-        """Applies activation and dropout to the first product; any layout."""
-        return drop(ACTIVATIONS[self.activation](h), words, self.dropout)
+    def hidden(self, dense: Callable[..., Array], words: Words | None) -> Array:
+        """Returns the hidden entries, in the layout of `dense(kernel, bias)`."""
+        h = dense(self.wi, self.wi_bias)
+        gate = None if self.wg is None else dense(self.wg, self.wg_bias)
+        return drop(activate(self.activation, h, gate), words, self.dropout)
 
     def output(self, y: Array, words: Words | None) -> Array:
         """Applies what follows the second product; any layout."""
@@ -137,7 +146,7 @@ def scaled(h: Array, gate: Array) -> Array:
 
 
 class Experts(nn.Module):
-    """Holds the parameters of `ExpertFfn`: wi and wo, kernel [E, in, out] and bias [E, out].
+    """Holds the parameters of `ExpertFfn`: wi, wg and wo, kernel [E, in, out] and bias [E, out].
 
     Attributes: see `layer.MoeLayer`.
     """
@@ -146,6 +155,7 @@ class Experts(nn.Module):
     mlp_dim: int  # F
     use_bias: bool
     kernel_init: KernelInit
+    activation: str
 
     @nn.compact
     def __call__(self, embed_dim: int, *, drops: bool) -> dict[str, Array | None]:
@@ -162,5 +172,8 @@ class Experts(nn.Module):
         # The fans belong to one expert's kernel: E is a batch axis, not part of a fan.
         wi, wi_bias = dense("wi", D, F, init.kernel(batch_axis=(0,)))
         wo, wo_bias = dense("wo", F, D, init.experts_out(E, F))
-        key = self.make_rng("dropout") if drops else None
-        return {"wi": wi, "wi_bias": wi_bias, "wo": wo, "wo_bias": wo_bias, "key": key}
+        arrays = {"wi": wi, "wi_bias": wi_bias, "wo": wo, "wo_bias": wo_bias}
+        if self.activation in GATED:
+            wg, wg_bias = dense("wg", D, F, init.kernel(batch_axis=(0,)))
+            arrays |= {"wg": wg, "wg_bias": wg_bias}
+        return arrays | {"key": self.make_rng("dropout") if drops else None}

@@ -16,7 +16,7 @@ from flax.core import FrozenDict
 from widenet_jax.errors import check_group, check_range, check_section, choose
 from widenet_jax.nn.dense import Dropout
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.mlp import ACTIVATIONS
+from widenet_jax.nn.mlp import ACTIVATIONS, check_activation, products
 from widenet_jax.nn.moe.dispatch import AUTO, DISPATCHERS, choose_dispatch
 from widenet_jax.nn.moe.experts import ExpertFfn, Experts
 from widenet_jax.nn.moe.losses import balance_losses
@@ -132,6 +132,7 @@ class MoeLayer(nn.Module):
         check_range(selected, self.num_selected_experts, 1, self.num_experts)
         check_range(f"{SECTION}.output_dropout", self.output_dropout, 0.0, 0.99)
         choose(ACTIVATIONS, self.activation, field=f"{SECTION}.activation")
+        check_activation(self.activation, self.output_activation)
 
     def route(
         self, router: nn.Module, x: Array, mask: Array, *, capacity: int, train: bool
@@ -152,7 +153,8 @@ class MoeLayer(nn.Module):
 
     def forward_flops(self, B: int, T: int, D: int) -> int:
         """Returns the FLOPs of the K experts of every token, without router and dispatch."""
-        return B * T * 4 * D * self.mlp_dim * self.num_selected_experts
+        width = self.mlp_dim * self.num_selected_experts
+        return B * T * 2 * products(self.activation) * D * width
 
     def build_router(self, *, parent: nn.Module, name: str) -> nn.Module:
         """Builds the module of `self.router` as a submodule of `parent`.
@@ -171,7 +173,7 @@ class MoeLayer(nn.Module):
     def build_experts(self, embed_dim: int, *, train: bool) -> ExpertFfn:
         """Returns the experts with their parameters, and in training the key of their dropout."""
         sizes = self.num_experts, self.mlp_dim
-        held = Experts(*sizes, self.use_bias, self.kernel_init, name=EXPERTS)
+        held = Experts(*sizes, self.use_bias, self.kernel_init, self.activation, name=EXPERTS)
         return ExpertFfn(
             **held(embed_dim, drops=train and self.dropout > 0),
             dropout=self.dropout,

@@ -1,0 +1,64 @@
+"""Experts with gates equal loops over tokens, under each dispatch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import init
+from loops import assert_gradients, ffn, sigmoid
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.moe.dispatch import DISPATCHERS
+from widenet_jax.nn.moe.layer import MoeLayer
+
+B, T, D, F, E, K = 2, 4, 3, 4, 3, 2
+FIELDS = {"mlp_dim": F, "num_experts": E, "num_selected_experts": K, "examples_per_group": 1}
+FIELDS |= {"capacity_factor": 1.0, "capacity_factor_eval": 1.0, "capacity_rule": "unlimited"}
+FIELDS |= {"router": {"name": "sigmoid"}, "activation": "swiglu"}
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x * sigmoid(x)
+
+
+def by_loops(params: dict, x: np.ndarray) -> np.ndarray:
+    y = np.zeros_like(x)
+    for b in range(B):
+        for t in range(T):
+            s = sigmoid(x[b, t] @ params["router"]["kernel"])
+            for e in np.argsort(-s)[:K]:
+                y[b, t] += s[e] * ffn(x[b, t], params["experts"], silu, e)
+    return y
+
+
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in DISPATCHERS if name != "masked"]
+
+
+@pytest.mark.parametrize("use_bias", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dispatch", ["masked", *OTHERS])
+def test_gated_experts_equal_a_loop_over_tokens(dispatch: str, use_bias: bool):
+    layer = MoeLayer(**FIELDS, dispatch=dispatch, use_bias=use_bias)
+    rng = np.random.default_rng(0)
+    x, cotangent = np.float32(rng.normal(size=(2, B, T, D)))
+    params = init(layer, jnp.asarray(x))
+    assert params["experts"]["wg"]["kernel"].shape == (E, D, F)
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert numbers == D * E + 3 * E * D * F + use_bias * E * (2 * F + D)
+    assert layer.forward_flops(B, T, D) == 6 * B * T * D * F * K
+    if use_bias:  # `init` draws zeros
+        draw = lambda p: jnp.float32(rng.normal(size=p.shape))  # noqa: E731
+        params["experts"] = jax.tree.map(draw, params["experts"])
+
+    def loss(params: dict, x: jax.Array):
+        y = layer.apply({"params": params}, x, train=True).y
+        return (y * cotangent).sum(), y
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (_, y), gradients = run(params, jnp.asarray(x))
+    np.testing.assert_allclose(y, by_loops(jax.tree.map(np.float64, params), x), atol=1e-5)
+    assert_gradients(lambda a: (by_loops(*a) * cotangent).sum(), (params, x), gradients)
+
+
+def test_an_output_has_no_gate():
+    with pytest.raises(BadInputError, match="activation=swiglu has a gate, and outputs have none"):
+        MoeLayer(**FIELDS, output_activation=True).check()
