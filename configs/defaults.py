@@ -162,6 +162,7 @@ EXPERTS = {  # config.model.moe
     "mlp_dim": (4096, "hidden width of an expert", 1, 2**18),
     "num_experts": (4, "E", 1, 2**12),
     "num_selected_experts": (2, "K, experts for each token"),
+    "shared_experts": (0, "more experts, which see every token", 0, 2**12),
     "capacity_factor": (1.2, "slots for each choice of a token"),
     "capacity_factor_eval": (2.0, "as capacity_factor, in evaluation"),
     "capacity_rule": ("paper", "paper, literal, authors_code, unlimited: no token is dropped"),

@@ -16,7 +16,7 @@ from flax.core import FrozenDict
 from widenet_jax.errors import check_group, check_range, check_section, choose
 from widenet_jax.nn.dense import Dropout
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.mlp import ACTIVATIONS, check_activation, products
+from widenet_jax.nn.mlp import ACTIVATIONS, Mlp, check_activation, products
 from widenet_jax.nn.moe.dispatch import AUTO, DISPATCHERS, choose_dispatch
 from widenet_jax.nn.moe.experts import ExpertFfn, Experts
 from widenet_jax.nn.moe.losses import balance_losses
@@ -43,6 +43,8 @@ class MoeLayer(nn.Module):
       mlp_dim: F of every expert.
       num_experts: E.
       num_selected_experts: K.
+      shared_experts: n, more experts, which see every token (DeepSeekMoE, arXiv:2401.06066): one
+        dense feed-forward of width n F, `shared`.
       capacity_factor: in training; `capacity_factor_eval` in evaluation.
       examples_per_group: examples routed together, a token group; results do not depend on the
         devices in use.
@@ -71,6 +73,7 @@ class MoeLayer(nn.Module):
     router: Mapping = FrozenDict(name="top_k")
     losses: Mapping = FrozenDict(load_balance=0.0, over="group")
     dispatch: str = AUTO
+    shared_experts: int = 0
     use_bias: bool = True
     dropout: float = 0.0
     hidden_dropout: bool = True
@@ -121,6 +124,8 @@ class MoeLayer(nn.Module):
         method = self.method(g * T, capacity=C, platform=platform())
         y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)
         y = constrain(y, BATCH).reshape(B, T, D)
+        if self.shared_experts:
+            y = y + self.build_shared()(x, train=train).y
         y = Dropout(self.output_dropout)(y, train=train)
         return FfnOutput(y=y, aux=aux, routing=routing)
 
@@ -130,6 +135,7 @@ class MoeLayer(nn.Module):
         check_range(f"{SECTION}.capacity_factor_eval", self.capacity_factor_eval, 1e-3, 1e3)
         selected = f"{SECTION}.num_selected_experts"
         check_range(selected, self.num_selected_experts, 1, self.num_experts)
+        check_range(f"{SECTION}.shared_experts", self.shared_experts, 0, 2**12)
         check_range(f"{SECTION}.output_dropout", self.output_dropout, 0.0, 0.99)
         choose(ACTIVATIONS, self.activation, field=f"{SECTION}.activation")
         check_activation(self.activation, self.output_activation)
@@ -152,8 +158,8 @@ class MoeLayer(nn.Module):
         return routing, {"loss": loss, "losses": losses, "sums": sums}
 
     def forward_flops(self, B: int, T: int, D: int) -> int:
-        """Returns the FLOPs of the K experts of every token, without router and dispatch."""
-        width = self.mlp_dim * self.num_selected_experts
+        """Returns the FLOPs of a token's K and shared experts, without router and dispatch."""
+        width = self.mlp_dim * (self.num_selected_experts + self.shared_experts)
         return B * T * 2 * products(self.activation) * D * width
 
     def build_router(self, *, parent: nn.Module, name: str) -> nn.Module:
@@ -181,6 +187,21 @@ class MoeLayer(nn.Module):
             drops_output=not self.output_dropout,
             activation=self.activation,
             output_activation=self.output_activation,
+        )
+
+    def build_shared(self) -> Mlp:
+        """Returns the shared experts as one dense feed-forward."""
+        return Mlp(
+            self.shared_experts * self.mlp_dim,
+            dropout=self.dropout,
+            hidden_dropout=self.hidden_dropout,
+            output_dropout=not self.output_dropout,
+            activation=self.activation,
+            output_activation=self.output_activation,
+            use_bias=self.use_bias,
+            kernel_init=self.kernel_init,
+            dtype=self.dtype,
+            name="shared",
         )
 
     def method(self, tokens: int, *, capacity: int, platform: str) -> str:
