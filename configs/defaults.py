@@ -68,6 +68,7 @@ RUN = {
             0,
             0.999999,
         ),
+        "sign_rate": (0.001, "step of the biases of moe.router.bias_balancing"),
         "freeze": ("none", "none; backbone: only the head learns (a linear probe)"),
     },
     "evaluation": {
@@ -181,6 +182,7 @@ ROUTER = {  # config.model.moe.router; a router has the fields that ROUTERS in s
     "name": ("top_k", "a name in ROUTERS; the router's own fields stand beside it"),
     "noise_std": (1.0, "of the scores in training, in units of 1 / E"),
     "expert_dropout": (0.0, "share of the experts hidden from a token in training"),
+    "bias_balancing": (False, "a bias of each expert, for the choice alone, evens the loads"),
     "groups": (2, "of experts"),
     "selected_groups": (2, "for each token"),
 }

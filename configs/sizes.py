@@ -106,11 +106,11 @@ FFNS = {"dense": "mlp", "moe": "moe", "top_k": "top_k_mlp", "product_key": "prod
 # Routers with their own fields, see widenet_jax/nn/moe/routers.
 ROUTERS = {
     "top_k": ("noise_std",),  # WideNet
-    "softmax": ("expert_dropout",),
-    "softmax_renormalized": ("expert_dropout",),
+    "softmax": ("expert_dropout", "bias_balancing"),
+    "softmax_renormalized": ("expert_dropout", "bias_balancing"),
     "noisy_top_k": (),  # Shazeer et al. 2017
     "switch": (),  # Fedus et al. 2021
-    "sigmoid": ("expert_dropout",),  # sigma-MoE
+    "sigmoid": ("expert_dropout", "bias_balancing"),  # sigma-MoE
     "sinkhorn": ("expert_dropout",),  # S-BASE
     "sinkhorn_released": ("expert_dropout",),  # as Csordás et al. released it
     "hierarchical": ("groups", "selected_groups"),  # Shazeer et al. 2017, appendix B

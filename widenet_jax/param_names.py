@@ -20,6 +20,7 @@ PathPredicate = Callable[[str], bool]
 ENCODER = "encoder"  # the stack of blocks
 EXPERTS = "experts"  # leading axis E: one slice an expert
 NORM_OUT = "norm_out"  # the last norm of a stack
+BALANCE_BIAS = "balance_bias"  # of a router: moved by the sign of its gradient
 _BLOCK_PART = re.compile(r"block_(\d+)_(.+)")
 
 
@@ -42,6 +43,11 @@ def split_block_part(name: str) -> tuple[int | None, str]:
 def is_expert(path: str) -> bool:
     """True for the experts' parameters, whose leading axis is E."""
     return EXPERTS in path.split("/")[:-1]
+
+
+def is_balance_bias(path: str) -> bool:
+    """True for the biases that balance experts, whose gradient is a count and not of the loss."""
+    return path.rpartition("/")[2] == BALANCE_BIAS
 
 
 def is_shared_by_blocks(path: str) -> bool:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from widenet_jax.optim.build import stop_frozen
+from widenet_jax.optim.build import gradient_norm, stop_frozen
 from widenet_jax.sharding import gather_shared, platform
 from widenet_jax.task import Metrics, Rngs, Task
 from widenet_jax.typing import Array, Aux, Inputs, PyTree
@@ -142,8 +142,8 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Mapping[str, Array]) -> tuple[TrainState, dict]:
         grads, result = gradients(state.params, {**batch, **state.carry}, state.step)
-        gradient_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(result.means["loss"]) & jnp.isfinite(gradient_norm)
+        norm = gradient_norm(grads)
+        finite = jnp.isfinite(result.means["loss"]) & jnp.isfinite(norm)
         update = finite & (state.skipped_updates <= max_skipped_updates)
         updates_before = state.step - state.skipped_updates
 
@@ -174,7 +174,7 @@ def make_train_step(
         metrics = {
             **result.means,
             "learning_rate": schedule(updates_before),
-            "gradient_norm": gradient_norm,
+            "gradient_norm": norm,
             **{name: getattr(state, name) for name in COUNTERS},
             "layer_sums": result.layer_sums,
         }

@@ -35,6 +35,8 @@ class Routing:
         noise, by which the router selected.
       router_logits: [G, S, E] float32, without noise; masked tokens have logits, too.
       extra: arrays [G, S, ...] by name, for the loss of this kind of router.
+      balance_bias: [E] float32, added to the scores for the choice alone; None without one. See
+        `moe.losses.balance_bias_loss`.
       slot: [G, S, K] int32, position in the expert's buffer; C (one past the last) if the choice
         was dropped or the token is masked. A router returns None; `moe.slots` computes it.
     """
@@ -44,6 +46,7 @@ class Routing:
     router_probs: Array
     router_logits: Array
     extra: Mapping[str, Array] = flax.struct.field(default_factory=dict)
+    balance_bias: Array | None = None
     slot: Array | None = None
 
 

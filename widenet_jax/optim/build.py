@@ -45,6 +45,7 @@ def build_optimizer(
       decay_exclude: regex of whole paths that are also excluded from weight decay; '' for none.
       layer_decay: factor of the learning rate from each layer to the one below, in (0, 1]; see
         `layer_factors`.
+      sign_rate: u of the routers' balancing biases, see `with_signs`.
       freeze: "none" or "backbone", whose parameters then stay as they are.
       ema_decay: of an average of the parameters, see `with_average`; 0 for none.
       accumulation_steps: used by the train step, ignored here.
@@ -77,7 +78,7 @@ def build_optimizer(
     norm = optimizer["grad_clip_norm"]
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
     tx = optax.chain(clip, make(optimizer, schedule, exclude))
-    return _of_parts(optimizer, tx, depth), schedule
+    return _of_parts(optimizer, tx, depth, params_or_shapes), schedule
 
 
 def build_learning_rate(optimizer: Mapping[str, Any], **run: int) -> optax.Schedule:
@@ -94,8 +95,8 @@ def build_learning_rate(optimizer: Mapping[str, Any], **run: int) -> optax.Sched
     return build_schedule(name, **rates, warmup_steps=warmup_steps, total_steps=run["total_steps"])
 
 
-def _of_parts(section: Mapping, tx: Transformation, depth: int) -> Transformation:
-    """Adds learning rates by layer, frozen parameters and the average, where asked for."""
+def _of_parts(section: Mapping, tx: Transformation, depth: int, params: PyTree) -> Transformation:
+    """Adds rates by layer, signs, frozen parameters and the average, where there are such."""
     layer_decay = section["layer_decay"]
     if not 0 < layer_decay <= 1:
         raise BadInputError(
@@ -103,6 +104,8 @@ def _of_parts(section: Mapping, tx: Transformation, depth: int) -> Transformatio
         )
     if layer_decay < 1:
         tx = optax.chain(tx, scale_layers(layer_decay, depth=depth))
+    if any(map(param_names.is_balance_bias, param_names.path_names(params))):
+        tx = with_signs(tx, section["sign_rate"])
     if section["freeze"] != "none":
         tx = without_frozen(tx, section["freeze"])
     return with_average(tx, section["ema_decay"]) if section["ema_decay"] else tx
@@ -234,7 +237,8 @@ def with_average(tx: optax.GradientTransformation, decay: float) -> optax.Gradie
     """Returns `tx`, whose state also averages the parameters after each update.
 
     average <- d * average + (1 - d) * parameters, d = min(decay, (1 + n) / (10 + n)) after n
-    updates, as in TensorFlow, so that the first parameters of a short run are forgotten.
+    updates, as in TensorFlow, so that the first parameters of a short run are forgotten. A
+    balancing bias stays as it is.
     """
 
     def init(params: PyTree) -> AverageState:
@@ -244,7 +248,11 @@ def with_average(tx: optax.GradientTransformation, decay: float) -> optax.Gradie
         updates, inner = tx.update(grads, state.inner, params)
         after = optax.apply_updates(params, updates)
         d = jnp.minimum(decay, (1 + state.count) / (10 + state.count)).astype(jnp.float32)
-        average = jax.tree.map(lambda a, p: d * a + (1 - d) * p, state.average, after)
+
+        def mean(path: str, a: Array, p: Array) -> Array:
+            return p if param_names.is_balance_bias(path) else d * a + (1 - d) * p
+
+        average = param_names.map_with_path(mean, state.average, after)
         return updates, AverageState(inner, average, state.count + 1)
 
     return optax.GradientTransformation(init, update)
@@ -324,6 +332,29 @@ def without_frozen(tx: optax.GradientTransformation, freeze: str) -> optax.Gradi
         return param_names.map_with_path(name, params)
 
     return optax.multi_transform({"trained": tx, "frozen": optax.set_to_zero()}, labels)
+
+
+def with_signs(tx: optax.GradientTransformation, rate: float) -> optax.GradientTransformation:
+    """Returns `tx` for all but the routers' balancing biases b, for which b <- b - rate sign(g).
+
+    Their gradient counts tokens (`nn.moe.losses.balance_bias_loss`): no schedule, moment or decay
+    acts on it, and it is no part of the norm that clips the others.
+    """
+
+    def signs(updates: PyTree, _: PyTree) -> PyTree:
+        return jax.tree.map(lambda g: -rate * jnp.sign(g), updates)
+
+    def labels(params: PyTree) -> PyTree:
+        name = lambda path, _: "sign" if param_names.is_balance_bias(path) else "other"  # noqa: E731
+        return param_names.map_with_path(name, params)
+
+    return optax.multi_transform({"sign": optax.stateless(signs), "other": tx}, labels)
+
+
+def gradient_norm(gradients: PyTree) -> Array:
+    """Returns the global norm of the loss's gradients, without the routers' balancing biases."""
+    named = param_names.named_leaves(gradients)
+    return optax.tree.norm([g for path, g in named if not param_names.is_balance_bias(path)])
 
 
 def layer_factors(params: PyTree, decay: float, *, depth: int) -> PyTree:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
@@ -30,6 +29,7 @@ from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
 from widenet_jax.files import STARTS, may_replace
 from widenet_jax.nn.attention.implementations import AUTO, IMPLEMENTATIONS, candidate_for
+from widenet_jax.optim.build import gradient_norm
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
@@ -339,7 +339,7 @@ def replay(experiment: Experiment, data: Data, workdir: epath.Path) -> dict[str,
         finite = [jnp.isfinite(x).all(axis=range(1, x.ndim)) for x in jax.tree.leaves(outputs)]
         return {
             "loss": metrics.means["loss"],
-            "gradient_norm": optax.tree.norm(grads),
+            "gradient_norm": gradient_norm(grads),
             "finite_gradients": jax.tree.map(lambda g: jnp.isfinite(g).all(), grads),
             "finite_examples": jnp.stack(finite).all(axis=0),
         }

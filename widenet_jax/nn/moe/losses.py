@@ -94,6 +94,19 @@ def z_loss(routing: Routing, mask: Array) -> Array:
     return token_mean(square, mask)[:, 0]
 
 
+def balance_bias_loss(routing: Routing, mask: Array) -> Array:
+    """Returns 0, whose gradient for expert i's bias is E c_i - sum_j c_j, a sum over all tokens.
+
+    c_i are the real tokens sent to expert i, before dropping. As the gradient is linear in the
+    counts, it adds up over devices, accumulation steps and visits of a tied router; times E it is
+    whole, so that its sign, all that the optimizer takes, has no rounding.
+    """
+    counts = choice_counts(routing, mask).sum(axis=0).astype(jnp.float32)
+    excess = counts.shape[0] * counts - counts.sum()
+    term = (excess * routing.balance_bias).sum()
+    return term - jax.lax.stop_gradient(term)
+
+
 def real_tokens(mask: Array) -> Array:
     """Returns [G, 1], the number of real tokens of each group, at least 1."""
     return jnp.maximum(mask.sum(axis=1), 1)[:, None]
@@ -142,7 +155,8 @@ def balance_losses(
         real token; "batch" takes the statistics over all tokens of the batch.
 
     Returns:
-      Each loss of weight other than 0, unweighted, and their weighted sum; scalars float32.
+      Each loss of weight other than 0, unweighted, and their weighted sum, with a balancing bias
+      plus `balance_bias_loss`; scalars float32.
 
     Raises:
       BadInputError: an unknown name, or the loss `load` with a router that does not allow it.
@@ -155,10 +169,13 @@ def balance_losses(
             f"{SECTION}.load={weights['load']} needs a router with noise of its own size: "
             "config.model.moe.router.name=noisy_top_k or hierarchical; set the weight to 0"
         )
-    routing, mask = jax.tree.map(scope, (routing, mask))
+    start = jnp.float32(0)
+    if routing.balance_bias is not None:
+        start = balance_bias_loss(routing, mask)
+    routing, mask = jax.tree.map(scope, (routing.replace(balance_bias=None), mask))
     real = mask.any(axis=1)
     groups = jnp.maximum(real.sum(), 1)
     per_group = {name: LOSSES[name](routing, mask) for name in weights}
     losses = {name: jnp.where(real, x, 0).sum() / groups for name, x in per_group.items()}
-    total = sum((weights[name] * loss for name, loss in losses.items()), start=jnp.float32(0))
+    total = sum((weights[name] * loss for name, loss in losses.items()), start=start)
     return losses, total

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from widenet_jax.errors import check_range
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.moe.slots import pick
+from widenet_jax.param_names import BALANCE_BIAS
 from widenet_jax.typing import Array
 
 SECTION = "config.model.moe.router"
@@ -36,14 +37,24 @@ class ScoringRouter(nn.Module):
 
 
 class DroppingRouter(ScoringRouter):
-    """Base of the routers with expert dropout.
+    """Base of the routers with expert dropout, and with a bias that balances the experts.
 
     Attributes:
       expert_dropout: share of the (token, expert) pairs that are not to be chosen, in training.
+      bias_balancing: whether the K largest of s + b are chosen, s the scores of all experts and b
+        [E] the parameter `balance_bias`, 0 at first (Wang et al. 2024, arXiv:2408.15664). The gates
+        are of s alone. `moe.losses.balance_bias_loss` and the optimizer move b.
       The rest: see `ScoringRouter`.
     """
 
     expert_dropout: float = 0.0
+    bias_balancing: bool = False
+
+    def balance_bias(self) -> Array | None:
+        """Returns b [E]; None without."""
+        if not self.bias_balancing:
+            return None
+        return self.param(BALANCE_BIAS, nn.initializers.zeros, (self.num_experts,))
 
     def draw_keep(self, shape: tuple[int, ...], key: Array | None, *, train: bool) -> Array | None:
         """Draws which experts each token may choose, [G, S, E]; None without expert dropout.

@@ -4,7 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.moe.routers.scoring import DroppingRouter, choose_experts, gates
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.moe.routers.scoring import SECTION, DroppingRouter, choose_experts, gates
 from widenet_jax.typing import Array, Routing
 
 ITERATIONS = 3  # of the routers that balance
@@ -18,11 +19,21 @@ class SigmoidRouter(DroppingRouter):
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
-        """Routes tokens; see the contract in `moe.routers`."""
+        """Routes tokens; see the contract in `moe.routers`.
+
+        Raises:
+          BadInputError: a router that balances a batch is to have a balancing bias, too.
+        """
         logits = self.scores(x)
         keep = self.draw_keep(logits.shape, key, train=train)
         offset = self.offset(logits, mask) if train else None
-        return route_sigmoid(logits, mask, keep, self.num_selected_experts, offset)
+        bias = self.balance_bias()
+        if offset is not None and bias is not None:
+            raise BadInputError(
+                f"{SECTION}.bias_balancing=true: this router balances each batch already; set "
+                f"false, or {SECTION}.name=sigmoid"
+            )
+        return route_sigmoid(logits, mask, keep, self.num_selected_experts, offset, bias)
 
     def offset(self, logits: Array, mask: Array) -> Array | None:
         """Returns what is added to the logits before the choice in training: here nothing."""
@@ -35,20 +46,25 @@ def route_sigmoid(
     keep: Array | None,  # [G, S, E] False for dropped experts; None: all are kept
     num_selected: int,
     offset: Array | None = None,  # broadcasts to [G, S, E]; None: 0
+    balance_bias: Array | None = None,  # [E]; None: 0
 ) -> Routing:
     """Chooses the K largest logits + offset; the gates are sigmoid(logits): in (0, 1), of any sum.
+
+    With a bias, which has no offset beside it, the K largest sigmoid(logits) + bias.
 
     It compares the logits, which have the same order and no ties where the sigmoid rounds to 1.
     Differs from the paper: eq. 22 does not say whether a mask of the expert dropout belongs to a
     token or to a batch; here to a token, as in the released code.
     """
     scores = logits if offset is None else logits + offset
-    expert_index = choose_experts(scores, num_selected, keep)
+    ranks = scores if balance_bias is None else jax.nn.sigmoid(logits) + balance_bias
+    expert_index = choose_experts(ranks, num_selected, keep)
     return Routing(
         expert_index=expert_index,
         gate=gates(jax.nn.sigmoid(logits), expert_index, mask, keep),
         router_probs=jax.nn.softmax(scores),
         router_logits=logits,
+        balance_bias=balance_bias,
     )
 
 

@@ -77,7 +77,8 @@ class SoftmaxRouter(scoring.DroppingRouter):
         """Routes tokens; see the contract in `moe.routers`."""
         logits = self.scores(x)
         keep = self.draw_keep(logits.shape, key, train=train)
-        return route_softmax(logits, mask, keep, self.num_selected_experts, self.renormalized)
+        sizes = self.num_selected_experts, self.renormalized
+        return route_softmax(logits, mask, keep, *sizes, self.balance_bias())
 
 
 class SoftmaxRenormalizedRouter(SoftmaxRouter):
@@ -111,18 +112,26 @@ def route_softmax(
     keep: Array | None,  # [G, S, E] False for dropped experts; None: all are kept
     num_selected: int,
     renormalized: bool,
+    balance_bias: Array | None = None,  # [E]; None: 0
 ) -> Routing:
-    """Chooses the K largest logits; the gates are softmax probabilities.
+    """Chooses the K largest logits, with a bias softmax(logits) + bias; gates are probabilities.
 
     With `renormalized` the probabilities cover the chosen experts that are kept, and sum to
     1; otherwise all E experts, dropped ones included.
     """
-    expert_index = scoring.choose_experts(logits, num_selected, keep)
     probs = jax.nn.softmax(logits)
+    ranks = logits if balance_bias is None else probs + balance_bias
+    expert_index = scoring.choose_experts(ranks, num_selected, keep)
     if renormalized:
         kept = 1 if keep is None else pick(keep, expert_index)
         real = jnp.broadcast_to((mask[..., None] * kept).astype(bool), expert_index.shape)
         gate = jax.nn.softmax(pick(logits, expert_index), where=real)
     else:
         gate = scoring.gates(probs, expert_index, mask, keep)
-    return Routing(expert_index=expert_index, gate=gate, router_probs=probs, router_logits=logits)
+    return Routing(
+        expert_index=expert_index,
+        gate=gate,
+        router_probs=probs,
+        router_logits=logits,
+        balance_bias=balance_bias,
+    )
