@@ -17,7 +17,14 @@ CASES = {
         "optimizer.accumulation_steps": 2,
         "optimizer.sign_rate": 0.01,
         "optimizer.ema_decay": 0.9,
-    }
+    },
+    "muon": {
+        "optimizer.name": "muon",
+        "optimizer.learning_rate": 0.02,
+        "optimizer.momentum": 0.95,
+        "optimizer.weight_decay": 0.1,
+        "optimizer.tied_rate": "sqrt",
+    },
 }
 
 

@@ -22,6 +22,7 @@ from widenet_jax.config.durations import Interval, to_interval, to_steps
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError, check_group, choose
 from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.loop import places_of
 from widenet_jax.optim.build import build_optimizer, check_freeze
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 from widenet_jax.specs import resolve, task_spec
@@ -101,6 +102,7 @@ def build_experiment(
     check_freeze(config.optimizer, params, config.init_from)
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     sizes |= {"depth": model.depth, "total_steps": total_steps}
+    sizes["places"] = places_of(model.steps())
     tx, schedule = build_optimizer(config.optimizer, params_or_shapes=params, **sizes)
     gradients = gradients_of(config, model, task)
     init = partial(init_state, model=model, task=task, tx=tx, config=config)

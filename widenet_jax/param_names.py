@@ -18,6 +18,7 @@ PathPredicate = Callable[[str], bool]
 
 # Names of parameter scopes. Storage (`sharding`) and the optimizer go by them.
 ENCODER = "encoder"  # the stack of blocks
+ROUTER = "router"  # a scope of this name, or one that ends so: "block_03_router"
 EXPERTS = "experts"  # leading axis E: one slice an expert
 NORM_OUT = "norm_out"  # the last norm of a stack
 BALANCE_BIAS = "balance_bias"  # of a router: moved by the sign of its gradient
@@ -48,6 +49,13 @@ def is_expert(path: str) -> bool:
 def is_balance_bias(path: str) -> bool:
     """True for the biases that balance experts, whose gradient is a count and not of the loss."""
     return path.rpartition("/")[2] == BALANCE_BIAS
+
+
+def is_matrix(path: str, ndim: int) -> bool:
+    """True for the kernels of the encoder's layers, experts' among them, but for routers'."""
+    first, *scopes = path.split("/")
+    is_kernel = first == ENCODER and scopes[-1:] == ["kernel"] and ndim == 2 + is_expert(path)
+    return is_kernel and not any(scope.endswith(ROUTER) for scope in scopes)
 
 
 def is_shared_by_blocks(path: str) -> bool:

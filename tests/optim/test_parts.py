@@ -1,5 +1,7 @@
 """Frozen parameters, and learning rates by layer."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
+from widenet_jax.nn.loop import Loop, Tie, places_of
 from widenet_jax.optim.build import (
     build_optimizer,
     check_freeze,
@@ -59,6 +62,62 @@ def test_layer_factors_of_a_model_that_shares_everything():
     assert factors["embeddings"] == factors["projection"] == 0.75**13
     assert set(factors["encoder"].values()) == {0.75**6.5}
     assert factors["pooler"] == 1
+
+
+def test_looped_layers_have_the_mean_exponent_of_their_places():
+    """1+2x2+1: the layers of the core run at 1 and 3, and at 2 and 4, of the 6 blocks."""
+    loop = Loop(prelude=1, core=((2, 2),), coda=1)
+    places = places_of(loop.steps(["moe"] * 6, 1))
+    encoder = {f"{kind}_attention": jnp.ones(1) for kind in ("block_00", "core_0_0", "core_0_1")}
+    encoder |= {"block_03_norm_ffn": jnp.ones(1), "block_05_moe": {"router": jnp.ones(1)}}
+    factors = layer_factors({"encoder": encoder}, 0.5, depth=6, places=places)["encoder"]
+    exponents = {name: -np.log2(jax.tree.leaves(f)[0]) for name, f in factors.items()}
+    assert exponents == {
+        "block_00_attention": 6, "core_0_0_attention": 4, "core_0_1_attention": 3,
+        "block_03_norm_ffn": 3, "block_05_moe": 1,
+    }  # fmt: skip
+
+
+def test_a_router_runs_where_it_routes_and_what_begins_a_loop_in_each():
+    """AAAA with a routing for each two blocks."""
+    fields = {"inject": "linear", "embed": True, "state_norm": True}
+    loop = Loop(core=((1, 4),), tie=Tie(norms="loops"), **fields)
+    places = places_of(loop.steps(["moe"] * 4, 2))
+    assert places == {
+        "attention": [0, 1, 2, 3], "norm_attention": [0, 1, 2, 3], "norm_ffn": [0, 1, 2, 3],
+        "moe": [0, 1, 2, 3], "moe/router": [0, 2], "core_0_start/inject": [0, 1, 2, 3],
+        "core_0_norm_state": [0, 1, 2, 3],
+    }  # fmt: skip
+    apart = dataclasses.replace(loop, tie=Tie(router="none"))
+    assert places_of(apart.steps(["moe"] * 4, 2))["block_02_router"] == [2]
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd", "muon"])
+def test_updates_of_tied_parameters_are_divided_by_their_visits(name: str):
+    """Weight decay included; beside them layer decay, and the balancing bias at its own rate."""
+    places = {"attention": [0, 1], "attention/router": [0, 1, 2, 3]}
+    encoder = {"attention": {"kernel": jnp.ones((2, 2)), "router": {"balance_bias": jnp.ones(2)}}}
+    params = {"encoder": encoder | {"block_01_norm_ffn": {"scale": jnp.ones(2)}}}
+    fields = OPTIMIZER | {"name": name, "sign_rate": 0.25}
+    gradients = jax.tree.map(jnp.ones_like, params)
+
+    def move(**changes: object) -> dict:
+        tx, _ = build_optimizer(
+            fields | changes, params_or_shapes=params, depth=2, places=places, total_steps=9,
+            batch_size=1, num_examples=9,
+        )  # fmt: skip
+        return tx.update(gradients, tx.init(params), params)[0]["encoder"]
+
+    plain = move()
+    for rate, divisor in (("visits", 2), ("sqrt", np.sqrt(2))):
+        tied = move(tied_rate=rate, layer_decay=0.5)
+        kernels = [found["attention"]["kernel"] for found in (tied, plain)]
+        np.testing.assert_allclose(kernels[0], kernels[1] / divisor * 0.5**1.5, rtol=1e-5)
+        scales = [found["block_01_norm_ffn"]["scale"] for found in (tied, plain)]
+        np.testing.assert_allclose(scales[0], scales[1] / 2, rtol=1e-5)
+        np.testing.assert_array_equal(tied["attention"]["router"]["balance_bias"], -0.25)
+    with pytest.raises(BadInputError, match=r"--config\.optimizer\.tied_rate=visits"):
+        move(tied_rate="visit")
 
 
 def test_layer_decay_scales_the_updates():

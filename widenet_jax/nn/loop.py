@@ -18,12 +18,12 @@ or the tie is `core`.
 
 import dataclasses
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from widenet_jax.errors import BadInputError, check_fields, check_range, choose
-from widenet_jax.param_names import block_part, core_part, split_block_part
+from widenet_jax.param_names import ROUTER, block_part, core_part, split_block_part
 
 SECTION = "config.model.loop"
 INJECTIONS = dict.fromkeys(("none", "add", "linear"))
@@ -289,6 +289,26 @@ def evaluated_steps(loop: Loop, steps: Sequence[Step]) -> tuple[Step, ...]:
         place += len(order) * trained
     found += steps[place:]
     return tuple(dataclasses.replace(step, index=i) for i, step in enumerate(found))
+
+
+def places_of(steps: Sequence[Step]) -> dict[str, list[int]]:
+    """Returns the places at which steps run each scope of parameters: {"attention": [0, 1]}.
+
+    A router, a part of its own or of a feed-forward ("moe/router"), runs where its step routes. A
+    vector of each loop (`Loop.embed`) runs once: it has no places here.
+    """
+    places = defaultdict(list)
+    for step in steps:
+        for part, scope in step.scopes:
+            if part != ROUTER or step.routes:
+                places[scope].append(step.index)
+            if part == "ffn" and step.routes:
+                places[f"{scope}/{ROUTER}"].append(step.index)
+        if step.begins is not None:
+            places[f"core_{step.begins}_start/inject"].append(step.index)
+        if step.ends is not None:
+            places[f"core_{step.ends}_norm_state"].append(step.index)
+    return dict(places)
 
 
 def groups_of(core: Any) -> tuple[tuple[int | str, int], ...]:

@@ -1,7 +1,9 @@
 """The optimizer of `config.optimizer`: schedules, updates, layer decay, freezing, averages."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,25 +28,30 @@ def build_optimizer(
     *,
     params_or_shapes: PyTree,
     depth: int,
+    places: Mapping[str, Sequence[int]] = MappingProxyType({}),
     total_steps: int,
     batch_size: int,
     num_examples: int,
 ) -> tuple[Transformation, optax.Schedule]:
-    """Builds the optimizer: clipping by the global norm, then LAMB, SGD or AdamW.
+    """Builds the optimizer: clipping by the global norm, then LAMB, SGD, AdamW or Muon.
 
     Fields of `optimizer`:
-      name: lamb, sgd or adamw.
+      name: lamb, sgd, adamw or muon.
       schedule, learning_rate, end_learning_rate: see `build_schedule` (`constant` needs no end).
       warmup: a duration, see `durations`; "0 steps" means no warm-up.
-      b1, b2, eps: lamb and adamw. momentum: sgd.
-      weight_decay: inside LAMB's trust ratio; AdamW's is decoupled; SGD's is an L2 loss term (it
-        enters before the momentum). All three are scaled by the learning rate.
+      b1, b2, eps: lamb and adamw. momentum: sgd, and muon (there usually 0.95).
+      adam_rate: of muon, whose parameters other than matrices AdamW updates at this share of the
+        learning rate.
+      weight_decay: inside LAMB's trust ratio; an L2 loss term in SGD (it enters before the
+        momentum); decoupled in AdamW and Muon. All are scaled by the learning rate.
       grad_clip_norm: the largest global norm; 0 turns clipping off.
       exclude_norm_and_bias: whether norms and biases are excluded from weight decay and, under
         LAMB, have trust ratio 1.
       decay_exclude: regex of whole paths that are also excluded from weight decay; '' for none.
       layer_decay: factor of the learning rate from each layer to the one below, in (0, 1]; see
         `layer_factors`.
+      tied_rate: "none", or the update of a parameter that g steps of the loop run is divided by its
+        square root ("sqrt") or by g ("visits"), weight decay included.
       sign_rate: u of the routers' balancing biases, see `with_signs`.
       freeze: "none" or "backbone", whose parameters then stay as they are.
       ema_decay: of an average of the parameters, see `with_average`; 0 for none.
@@ -55,6 +62,7 @@ def build_optimizer(
       optimizer: the section `config.optimizer`.
       params_or_shapes: the parameters or their shapes, whose paths are checked.
       depth: L, number of the model's blocks.
+      places: at which blocks run each scope of the encoder, see `nn.loop.places_of`.
       total_steps: length of the run in updates.
       batch_size: examples per update, to convert the warm-up to steps.
       num_examples: examples per epoch, to convert the warm-up to steps.
@@ -78,7 +86,8 @@ def build_optimizer(
     norm = optimizer["grad_clip_norm"]
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
     tx = optax.chain(clip, make(optimizer, schedule, exclude))
-    return _of_parts(optimizer, tx, depth, params_or_shapes), schedule
+    factors = partial(update_factors, section=optimizer, depth=depth, places=places)
+    return _of_parts(optimizer, tx, factors, params_or_shapes), schedule
 
 
 def build_learning_rate(optimizer: Mapping[str, Any], **run: int) -> optax.Schedule:
@@ -95,15 +104,18 @@ def build_learning_rate(optimizer: Mapping[str, Any], **run: int) -> optax.Sched
     return build_schedule(name, **rates, warmup_steps=warmup_steps, total_steps=run["total_steps"])
 
 
-def _of_parts(section: Mapping, tx: Transformation, depth: int, params: PyTree) -> Transformation:
-    """Adds rates by layer, signs, frozen parameters and the average, where there are such."""
+def _of_parts(
+    section: Mapping, tx: Transformation, factors: Callable[[PyTree], PyTree], params: PyTree
+) -> Transformation:
+    """Adds factors, signs, frozen parameters and the average, where there are such."""
     layer_decay = section["layer_decay"]
     if not 0 < layer_decay <= 1:
         raise BadInputError(
             f"{WHERE}.layer_decay={layer_decay:g} must be above 0, and 1 (none) at most"
         )
-    if layer_decay < 1:
-        tx = optax.chain(tx, scale_layers(layer_decay, depth=depth))
+    choose(TIED_RATES, section["tied_rate"], field=f"{WHERE}.tied_rate")
+    if layer_decay < 1 or section["tied_rate"] != "none":
+        tx = optax.chain(tx, scale_by_factors(factors))
     if any(map(param_names.is_balance_bias, param_names.path_names(params))):
         tx = with_signs(tx, section["sign_rate"])
     if section["freeze"] != "none":
@@ -144,7 +156,19 @@ def _sgd(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Tra
     )
 
 
-OPTIMIZERS: dict[str, Callable] = {"lamb": _lamb, "sgd": _sgd, "adamw": _adamw}
+def _muon(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
+    from widenet_jax.optim.muon import muon  # a run with another optimizer does without
+
+    return muon(
+        schedule,
+        momentum=section["momentum"],
+        weight_decay=section["weight_decay"],
+        exclude_decay=exclude.decay,
+        others=_adamw(section, lambda step: section["adam_rate"] * schedule(step), exclude),
+    )
+
+
+OPTIMIZERS: dict[str, Callable] = {"lamb": _lamb, "sgd": _sgd, "adamw": _adamw, "muon": _muon}
 
 
 def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
@@ -357,17 +381,53 @@ def gradient_norm(gradients: PyTree) -> Array:
     return optax.tree.norm([g for path, g in named if not param_names.is_balance_bias(path)])
 
 
-def layer_factors(params: PyTree, decay: float, *, depth: int) -> PyTree:
+# How often steps run a parameter -> the divisor of its update.
+TIED_RATES: dict[str, Callable[[int], float]] = {
+    "none": lambda visits: 1.0,
+    "sqrt": math.sqrt,
+    "visits": float,
+}
+
+
+def update_factors(
+    params: PyTree, section: Mapping, *, depth: int, places: Mapping[str, Sequence[int]]
+) -> PyTree:
+    """Returns the factor of each parameter's update: `layer_factors` over those of `tied_rate`."""
+    divisor = TIED_RATES[section["tied_rate"]]
+
+    def factor(path: str, of_layer: float) -> float:
+        return of_layer / divisor(len(places_in(places, path)) or 1)
+
+    of_layers = layer_factors(params, section["layer_decay"], depth=depth, places=places)
+    return param_names.map_with_path(factor, of_layers)
+
+
+def places_in(places: Mapping[str, Sequence[int]], path: str) -> Sequence[int]:
+    """Returns the places at which blocks run a parameter; () outside of them."""
+    first, *scopes = path.split("/")
+    inner = "/".join(scopes[:2])
+    found = places.get(inner, places.get(scopes[0], ())) if scopes else ()
+    return found if first == param_names.ENCODER else ()
+
+
+def layer_factors(
+    params: PyTree,
+    decay: float,
+    *,
+    depth: int,
+    places: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> PyTree:
     """Returns the factor of each parameter's learning rate, as BEiT's layer-wise decay sets it.
 
     decay^(L + 1 - l): l = 0 for embeddings, i + 1 for block i, L + 1 for the rest (the last norm
-    and the heads). Parameters that all blocks share have the mean exponent of the blocks,
-    (L + 1) / 2.
+    and the heads). Parameters that several blocks share have the mean exponent of these blocks; of
+    all where `places` lacks them.
 
     Args:
       params: whose paths decide.
       decay: in (0, 1].
       depth: L, number of blocks; names tell it only where blocks own something.
+      places: see `build_optimizer`.
     """
 
     above = {name for name, found in parts().items() if found.above} | {param_names.ENCODER}
@@ -376,7 +436,8 @@ def layer_factors(params: PyTree, decay: float, *, depth: int) -> PyTree:
         first, second = (*path.split("/"), "")[:2]
         if first == param_names.ENCODER and second != param_names.NORM_OUT:
             block, _ = param_names.split_block_part(second)
-            layer = (depth + 1) / 2 if block is None else block + 1
+            run = places_in(places, path) or (range(depth) if block is None else [block])
+            layer = sum(run) / len(run) + 1
         else:
             layer = depth + 1 if first in above else 0
         return decay ** (depth + 1 - layer)
@@ -384,11 +445,10 @@ def layer_factors(params: PyTree, decay: float, *, depth: int) -> PyTree:
     return param_names.map_with_path(factor, params)
 
 
-def scale_layers(decay: float, *, depth: int) -> optax.GradientTransformation:
-    """Scales the updates by `layer_factors`."""
+def scale_by_factors(factors: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
+    """Scales each update by its number in `factors(updates)`."""
 
     def scale(updates: PyTree, _: PyTree) -> PyTree:
-        factors = layer_factors(updates, decay, depth=depth)
-        return jax.tree.map(lambda u, f: (u * f).astype(u.dtype), updates, factors)
+        return jax.tree.map(lambda u, f: (u * f).astype(u.dtype), updates, factors(updates))
 
     return optax.stateless(scale)
