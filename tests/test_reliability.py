@@ -26,7 +26,9 @@ from small_runs import (
     last_step,
     metrics_of,
     run_here,
+    small_config,
     start,
+    train_here,
     wait_until,
 )
 
@@ -275,6 +277,25 @@ def test_checkpoints_that_are_gone(unbroken: Path, tmp_path: Path):
     assert str(error.value).startswith(told)
     assert everything_in(workdir).keys() - before.keys() == {".lock"} - before.keys()
     assert before.items() <= everything_in(workdir).items()
+
+
+@pytest.mark.parametrize(
+    ("save", "log"),
+    [
+        pytest.param(4, 20, marks=pytest.mark.slow),
+        pytest.param(20, 1, marks=pytest.mark.slow),
+        (20, 20),
+    ],
+)
+def test_a_workdir_that_is_moved_away(tmp_path: Path, save: int, log: int):
+    """The next save, written line or evaluation ends the run, rather than begin a new workdir."""
+    often = {"checkpoint.every": f"{save} steps", "log_every_steps": log}
+    config, workdir, moved = small_config(**OFTEN | often), tmp_path / "run", tmp_path / "moved"
+    with pytest.raises(RunFailedError) as error:
+        train_here(config, workdir, on_evaluation=lambda *_: workdir.rename(moved))
+    told = f"--workdir={workdir}: its config.json is gone, so the directory or this file was del"
+    assert str(error.value).startswith(told)
+    assert (moved / "config.json").exists() and not (workdir / "config.json").exists()
 
 
 def test_a_run_that_would_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture):

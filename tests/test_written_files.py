@@ -5,11 +5,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
+from etils import epath
+from etils.epath.testing import mock_epath
 from fsspec import AbstractFileSystem, config
 
-from widenet_jax.files import absolute, write_json
+from widenet_jax.files import absolute, is_gone, write_json
 
 
 class Bucket(AbstractFileSystem):
@@ -27,6 +30,12 @@ def test_listings_of_a_bucket_are_not_kept(monkeypatch: pytest.MonkeyPatch):
     bucket.dircache["bucket/run"] = []
     assert "bucket/run" not in bucket.dircache
     assert bucket.storage_options["timeout"] == 60  # what the user has set stays
+
+
+def test_a_bucket_that_does_not_answer_is_not_gone():
+    for error, gone in ((FileNotFoundError("gone"), True), (OSError("try again"), False)):
+        with mock_epath(stat=Mock(side_effect=error)):
+            assert is_gone(epath.Path("gs://bucket/run/config.json")) == gone
 
 
 def test_a_file_that_several_write_at_a_time_is_one_of_theirs(tmp_path: Path):

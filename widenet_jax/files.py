@@ -88,6 +88,20 @@ def may_replace(workdir: epath.Path) -> bool:
     return "result.json" not in names and all(n.endswith((".json", UNFINISHED)) for n in names)
 
 
+def is_gone(path: epath.Path) -> bool:
+    """Returns whether a file that was there is missing.
+
+    Unlike `exists`, which answers False also where a bucket or a disk cannot be asked.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:  # writing there will tell
+        return False
+    return False
+
+
 def lock(file: IO, how: int) -> bool:
     """Locks a file until it is closed; returns False where another process holds the lock.
 

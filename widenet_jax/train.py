@@ -216,6 +216,7 @@ def run(
         result = summary.result_of(experiment, metrics, mode="train", steps=step)
         result |= summary.best_of(session.checkpoints)
         result["params_sha256"] = params_sha256(averaged(state.params, state.opt_state))
+        session.check_kept()
         if session.main_host:
             summary.write_result(workdir, result)
         if message := summary.unbeaten(task, metrics):

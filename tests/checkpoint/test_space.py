@@ -69,3 +69,18 @@ def test_a_disk_that_fills_up(small_disk: Path):
         restored, damaged = series.newest({"params": {"a": arrays["params"]["a"]}})
     assert (restored.meta["step"], damaged) == (5, {})
     assert [p.name for p in (small_disk / "checkpoints").iterdir()] == ["5"]
+
+
+def test_a_disk_that_holds_no_more_files(small_disk: Path):
+    """The line counts inodes; closing does not raise what Orbax would raise once more."""
+    for inodes in (3, 8):
+        subprocess.run(["mount", "-o", f"remount,nr_inodes={inodes}", str(small_disk)], check=True)
+        with pytest.raises(RunFailedError) as caught:  # noqa: SIM117
+            with closing(Series(epath.Path(small_disk / "checkpoints"), keep=2)) as series:
+                series.save(5, {"params": {"a": jnp.zeros(3)}}, META | {"step": 5})
+                series.wait()
+        told = f"No space left on device ({{}} of {inodes} inodes free, one for each file; "
+        assert told.format(0) in str(caught.value) or told.format(1) in str(caught.value)
+        assert str(caught.value).endswith(
+            "delete some files there, then run the same command again to resume"
+        )

@@ -12,6 +12,7 @@ import pytest
 
 from widenet_jax.config.parser import Parser, exit_code_of, not_negative, positive, seconds
 from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.files import write_json
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [path.stem for path in sorted((ROOT / "scripts").glob("*.py"))]
@@ -169,3 +170,10 @@ def test_every_command_refuses_a_flag_it_has_not_and_has_help():
         assert answers[f"{name} --bogus=1"] == [2, "", told], name
         code, out, err = answers[f"{name} --help"]
         assert (code, err) == (0, "") and f"scripts/{name}.py" in out
+
+
+def test_a_directory_in_a_file_s_place_is_named(tmp_path: Path, capsys):
+    """etils raises such errors without the system's words."""
+    assert exit_code_of(lambda: write_json(tmp_path, {})) == 2
+    told = f"error: {tmp_path}: Cannot overwrite: {tmp_path} is a directory\n"
+    assert capsys.readouterr().err == told

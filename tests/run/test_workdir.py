@@ -172,6 +172,19 @@ def test_one_start_at_a_time(tmp_path: Path):
         pass
 
 
+def test_a_failed_start_leaves_no_directory(tmp_path: Path):
+    """As one whose config.init_from cannot be read. What was there, or was written, stays."""
+    for name, there, written in (("new", 0, 0), ("empty", 1, 0), ("begun", 0, 1)):
+        place = tmp_path / name
+        if there:
+            place.mkdir()
+        with pytest.raises(BadInputError), locked(epath.Path(place)):
+            if written:
+                (place / "config.json").touch()
+            raise BadInputError("no such model")
+        assert place.exists() == bool(there or written)
+
+
 def test_a_file_system_without_locks_warns_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):

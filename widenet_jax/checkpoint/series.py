@@ -7,13 +7,14 @@ intact checkpoint. Older checkpoints are deleted only after a newer one has been
 verified.
 """
 
+import errno
 import hashlib
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +33,11 @@ from widenet_jax.typing import PyTree
 FORMAT_VERSION = 1
 UNFINISHED = ".orbax-checkpoint-tmp"
 NONE = -1  # no step
+FEW_INODES = 100  # a checkpoint has dozens of files
+
+
+class CannotWriteError(RunFailedError):
+    """A checkpoint could not be written."""
 
 
 class Restored(NamedTuple):
@@ -52,7 +58,7 @@ class Series:
     def __init__(self, directory: epath.Path, *, keep: int):
         self.directory, self.keep = directory, keep
         self.writing: threading.Thread | None = None
-        self.error: RunFailedError | None = None
+        self.error: CannotWriteError | None = None
         self.step = NONE  # step of the checkpoint last written or read
         # Orbax synchronises hosts at numbered barriers. Two series may save at the same time, so
         # each has its own prefix: with a shared count, hosts could reach the barriers in different
@@ -70,7 +76,7 @@ class Series:
         """Starts a save in the background; returns once the arrays are copied off the devices.
 
         Raises:
-          RunFailedError: this save could not begin, or the previous one failed.
+          CannotWriteError: this save could not begin, or the previous one failed.
         """
         self.wait()
         self.step = step
@@ -113,12 +119,16 @@ class Series:
         except Exception as error:
             self.error = self._cannot_write(error, size)
 
-    def _cannot_write(self, error: Exception, size: int) -> RunFailedError:
-        self.remove_unfinished()
-        return RunFailedError(
-            f"checkpoint {self.step} could not be written to {self.directory}: {first_line(error)}"
-            f"{space_text(self.directory, size)}; older checkpoints are unchanged: free some space "
-            "or fix the disk, then run the same command again to resume"
+    def _cannot_write(self, error: Exception, size: int) -> CannotWriteError:
+        problem, mend = first_line(error), "mend this"
+        if full := is_full(error):
+            lack, mend = space_text(self.directory, size)  # before anything is removed
+            problem = f"{full}{lack}"
+        with suppress(OSError):
+            self.remove_unfinished()
+        return CannotWriteError(
+            f"checkpoint {self.step} could not be written to {self.directory}: {problem}; older "
+            f"checkpoints are unchanged: {mend}, then run the same command again to resume"
         )
 
     def check(self) -> None:
@@ -135,9 +145,11 @@ class Series:
         self.check()
 
     def close(self) -> None:
+        """Waits for the last save and frees its threads; `wait` raises its error."""
         if self.writing:
             self.writing.join()
-        self.checkpointer.close()
+        with suppress(Exception):  # Orbax raises a save's error once more
+            self.checkpointer.close()
 
     def steps(self) -> list[int]:
         """Lists the steps of committed checkpoints, intact or damaged, oldest first."""
@@ -319,16 +331,32 @@ def directory_bytes(directory: epath.Path) -> int:
 
 def free_bytes(path: epath.Path) -> int:
     """Returns the bytes free on the disk where `path` is or will be."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
+    return shutil.disk_usage(existing(path)).free
 
 
-def space_text(path: epath.Path, needed: int) -> str:
-    """Formats " (needs 12.3 MB, 0.4 MB free)"; "" on object stores, which never fill up."""
+def existing(path: epath.Path) -> epath.Path:
+    """Returns the path, or the nearest directory above it that exists."""
+    return path if path.exists() else existing(path.parent)
+
+
+def is_full(error: Exception) -> str:
+    """Returns the system's words for a full disk or quota that an error holds; "" without them."""
+    known = map(os.strerror, (errno.ENOSPC, errno.EDQUOT))  # TensorStore's errors have no errno
+    return next((words for words in known if words in str(error)), "")
+
+
+def space_text(path: epath.Path, needed: int = 0) -> tuple[str, str]:
+    """Returns what a full disk lacks, bytes or inodes, and what to do about it.
+
+    (" (needs 12.3 MB, 0.4 MB free)", "make room there"). An object store never fills up.
+    """
     if is_remote(path):
-        return ""
-    return f" (needs {megabytes(needed)}, {megabytes(free_bytes(path))} free)"
+        return "", "make room there"
+    disk, free = os.statvfs(existing(path)), f"{megabytes(free_bytes(path))} free"
+    if disk.f_files and disk.f_favail < FEW_INODES:  # f_files is 0 where inodes have no limit
+        inodes = f"{disk.f_favail:,} of {disk.f_files:,} inodes free, one for each file"
+        return f" ({inodes}; {free})", "delete some files there"
+    return f" ({f'needs {megabytes(needed)}, ' if needed else ''}{free})", "make room there"
 
 
 def megabytes(count: int) -> str:

@@ -15,6 +15,7 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from logging import CRITICAL, getLogger
 from typing import Any, NoReturn
 
 from absl import logging
@@ -24,7 +25,7 @@ from widenet_jax.config.files import variant_options
 from widenet_jax.config.imports import import_files
 from widenet_jax.config.machine import skip_absent_tpu
 from widenet_jax.config.names import same_name
-from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, similar
+from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, first_line, similar
 
 FIELD = "--config."
 Options = argparse.Namespace
@@ -227,6 +228,7 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
     if hasattr(sys.stdout, "reconfigure"):  # notebooks replace stdout
         sys.stdout.reconfigure(errors="surrogateescape")  # prints file names that are no UTF-8
     logging.set_verbosity(logging.FATAL)  # Orbax logs a traceback of each error reported here
+    getLogger("asyncio").setLevel(CRITICAL)  # and asyncio one of each file of a failed save
     try:
         code = run() or 0
         sys.stdout.flush()  # so that a reader who has left is noticed here
@@ -249,7 +251,7 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
             return READER_GONE
         if error.filename is None:
             raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"error: {error.filename}: {error.strerror or first_line(error)}", file=sys.stderr)
         return 2
 
 

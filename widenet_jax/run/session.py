@@ -1,6 +1,5 @@
 """What surrounds the loop of a start: watchdog, checkpoints, metrics, progress, checks, replay."""
 
-import errno
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,13 +20,21 @@ from orbax.checkpoint import multihost
 
 from widenet_jax.checkpoint.checkpoints import BEST, FAILED, LAST, Checkpoints, arrays_of
 from widenet_jax.checkpoint.manifest import fingerprint
-from widenet_jax.checkpoint.series import Series, all_finite, check_space, space_text, tree_bytes
+from widenet_jax.checkpoint.series import (
+    CannotWriteError,
+    Series,
+    all_finite,
+    check_space,
+    is_full,
+    space_text,
+    tree_bytes,
+)
 from widenet_jax.data.blocks import check_bad, record_at, stream_at
 from widenet_jax.data.contract import Data, DataInfo
 from widenet_jax.data.pipeline import Batches, reading, train_batches
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
-from widenet_jax.files import STARTS, may_replace
+from widenet_jax.files import STARTS, is_gone, may_replace
 from widenet_jax.nn.attention.implementations import AUTO, IMPLEMENTATIONS, candidate_for
 from widenet_jax.optim.build import gradient_norm
 from widenet_jax.param_names import named_leaves
@@ -168,8 +175,9 @@ class Session:
         """Writes an evaluation's metrics and keeps the state if it is the best so far.
 
         Raises:
-          RunFailedError: a metric is not finite.
+          RunFailedError: a metric is not finite, or the workdir is gone.
         """
+        self.check_kept()
         primary_metric = self.experiment.task.primary_metric.name
         scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
         for name, value in scalars.items():
@@ -202,6 +210,7 @@ class Session:
     def save(self, state: TrainState, step: int, *, evaluation_due: bool) -> None:
         """Writes pending metrics, then the state that comes after them."""
         self.watchdog.beat(f"saving after step {step}")
+        self.check_kept()
         self.writer.flush()
         if not all_finite((state.params, state.opt_state, state.carry)):
             raise RunFailedError(
@@ -210,6 +219,15 @@ class Session:
             )
         more = {"evaluation_due": evaluation_due, "metrics_file": self.writer.written()}
         self.checkpoints.save(state, step=step, **more)
+
+    def check_kept(self) -> None:
+        """Raises RunFailedError on the first host if the workdir is gone.
+
+        Writing would make a new one, without the checkpoints so far and without config.json, which
+        no later start accepts.
+        """
+        if self.main_host and is_gone(self.workdir / "config.json"):
+            raise RunFailedError(gone_text(self.workdir))
 
     def check_numbers(self, state: TrainState, step: int, metrics: Mapping) -> None:
         """Reports updates that were skipped because the loss or the gradient was not finite.
@@ -271,13 +289,28 @@ def errors_in_one_line(workdir: epath.Path, stop: Stop) -> Iterator[None]:
             f"{error}, or skip such examples: --config.data.on_bad_example=skip (up to a share of "
             "config.data.max_bad_fraction; a few of a small set)"
         ) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (CannotWriteError, FileNotFoundError) as error:
+        ours = str(getattr(error, "filename", workdir)).startswith(str(workdir))
+        if not (ours and is_gone(workdir / "config.json")):
             raise
+        raise RunFailedError(gone_text(workdir)) from error
+    except OSError as error:
+        if not (full := is_full(error)):
+            raise
+        lack, mend = space_text(workdir)
         raise RunFailedError(
-            f"--workdir={workdir}: {error.strerror}{space_text(workdir, 0)}; make room, and run "
-            "the same command again to resume from the last checkpoint"
+            f"--workdir={workdir}: {full}{lack}; {mend}, and run the same command again to resume "
+            "from the last checkpoint"
         ) from error
+
+
+def gone_text(workdir: epath.Path) -> str:
+    """Returns the message of a run whose workdir was taken away."""
+    return (
+        f"--workdir={workdir}: its config.json is gone, so the directory or this file was deleted "
+        "or moved during the run; put it back (every checkpoint's meta/metadata has the config) "
+        "and run the same command again to resume, or start again in a new --workdir"
+    )
 
 
 def records_of_step(experiment: Experiment, step: int) -> list[int]:

@@ -204,12 +204,15 @@ def earlier_starts(path: epath.Path) -> list[dict]:
 def locked(workdir: epath.Path) -> Iterator[None]:
     """Locks a local workdir against another start; the lock ends with the process, however it ends.
 
+    A start that fails before it writes anything removes the directory, if it made it.
+
     Raises:
       BadInputError: another process holds the lock.
     """
     if files.is_remote(workdir):  # object stores have no locks
         yield
         return
+    made = not workdir.exists()
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / files.LOCK).open("w") as file:
         if not files.lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -217,7 +220,13 @@ def locked(workdir: epath.Path) -> Iterator[None]:
                 f"--workdir={workdir}: another process is training there; wait for it, stop it, or "
                 "name a new --workdir"
             )
-        yield
+        try:
+            yield
+        except BaseException:
+            if made and [path.name for path in workdir.iterdir()] == [files.LOCK]:
+                (workdir / files.LOCK).unlink()
+                workdir.rmdir()
+            raise
 
 
 def environment() -> dict[str, Any]:

@@ -1,6 +1,12 @@
 """The rows of a schedule as the compiler writes them."""
 
-from widenet_jax.ops.plan.schedule import Schedule, count_rows
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from widenet_jax.ops.plan.schedule import Schedule, count_rows, dump_directory
 
 ROWS = """= control target key start
 LH: loop header
@@ -22,3 +28,19 @@ LB: loop body
 def test_empty_rows_belong_to_the_row_before():
     """Before the loop 2 rows, in it 5, of which 2 are stalls, and 2 behind it."""
     assert count_rows(ROWS.splitlines()) == Schedule(once=4, per_trip=5)
+
+
+def test_what_a_killed_plan_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The directories of plans that run, which hold their lock, and new ones stay."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, new = (tmp_path / f"widenet_jax_schedules_{name}" for name in ("left", "new"))
+    for directory in (left, new):
+        directory.mkdir()
+        (directory / "1-fusion-1-packed-bundles-post-ra.txt").touch()
+    os.utime(left, (0, 0))
+    running = dump_directory.__wrapped__()
+    assert not left.exists() and new.exists()
+    os.utime(running.name, (0, 0))
+    with dump_directory.__wrapped__():
+        assert Path(running.name).exists() and new.exists()
+    running.cleanup()

@@ -5,13 +5,19 @@ The bundles after register allocation still hold the stalls, as empty rows. The 
 instruction has the rows of its loop, marked by ">", and the rows around it.
 """
 
+import fcntl
+import os
 import re
+import shutil
 import tempfile
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+_PREFIX, _NEW_SECONDS = "widenet_jax_schedules_", 60
 _STAGE = "packed-bundles-post-ra"
 _FILE = re.compile(rf"\d+-(.*)-\d+-{_STAGE}\.txt")
 _ROW = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:\w\w)?\s*:?\s*((?:> ?)*)\{(\s*\}|)")
@@ -29,8 +35,30 @@ Schedules = dict[str, Schedule]  # by the name of the instruction
 
 @cache
 def dump_directory() -> tempfile.TemporaryDirectory:
-    """Returns this process's directory for dumps, which is removed when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="widenet_jax_schedules_")
+    """Returns this process's directory for dumps, which is removed when the process ends.
+
+    A process that is killed cannot remove it, but loses its lock; the next one removes it then.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # locked, or another user's
+            remove_unlocked(left)
+    made = tempfile.TemporaryDirectory(prefix=_PREFIX)
+    fcntl.flock(os.open(made.name, os.O_RDONLY), fcntl.LOCK_EX)  # until this process ends
+    return made
+
+
+def remove_unlocked(directory: Path) -> None:
+    """Removes a directory that no process has locked; raises OSError if one has.
+
+    One of the last minute stays: its owner may be about to lock it.
+    """
+    place = os.open(directory, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if time.time() - os.fstat(place).st_mtime > _NEW_SECONDS:
+            shutil.rmtree(directory)
+    finally:
+        os.close(place)
 
 
 def dump_flags() -> str:
