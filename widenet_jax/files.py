@@ -162,6 +162,7 @@ def write_bytes(path: epath.PathLike, data: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             beside.unlink()  # on a full disk, others would follow
+        error.strerror = error.strerror or str(error)  # etils's errors have only a message
         error.filename = str(path)  # the file that the caller named
         raise
 

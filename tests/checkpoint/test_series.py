@@ -1,5 +1,6 @@
 """Damaged checkpoints are named and kept aside; the run restores the previous checkpoint."""
 
+import asyncio
 import json
 import shutil
 from contextlib import closing
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from orbax.checkpoint._src import asyncio_utils
 from orbax.checkpoint._src.path import atomicity_defaults
 from orbax.checkpoint._src.path.atomicity import CommitFileTemporaryPath
 
@@ -221,3 +223,20 @@ def test_keep_counts_the_newest_written(tmp_path: Path):
             series.save(step, arrays(step), META | {"step": step})
         series.wait()
         assert series.steps() == [20, 30]
+
+
+def test_a_failed_save_waits_for_its_other_files():
+    """Else their tasks print tracebacks when they find the event loop closed."""
+    ended = []
+
+    async def write(file: int) -> None:
+        await asyncio.sleep(0.01 * file)
+        ended.append(file)
+        raise OSError(f"file {file}")
+
+    async def save() -> None:
+        await asyncio.gather(*map(write, range(3)))
+
+    with pytest.raises(OSError, match="file 0"):
+        asyncio_utils.run_sync(save())
+    assert ended == [0, 1, 2]

@@ -25,6 +25,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
+from widenet_jax.checkpoint import failed_save
 from widenet_jax.checkpoint.manifest import damage, write_manifest
 from widenet_jax.errors import BadInputError, RunFailedError, check_format, first_line
 from widenet_jax.files import is_remote
@@ -60,6 +61,7 @@ class Series:
         self.writing: threading.Thread | None = None
         self.error: CannotWriteError | None = None
         self.step = NONE  # step of the checkpoint last written or read
+        self.operation = ""  # Orbax's name of the last save
         # Orbax synchronises hosts at numbered barriers. Two series may save at the same time, so
         # each has its own prefix: with a shared count, hosts could reach the barriers in different
         # orders and deadlock.
@@ -88,7 +90,9 @@ class Series:
             self._remove_uncommitted(step)
             self.checkpointer.save(self.directory / str(step), args=args)
         except Exception as error:
+            self.operation = failed_save.operation()
             raise self._cannot_write(error, size) from error
+        self.operation = failed_save.operation()
         self.writing = threading.Thread(target=self._finish, args=(size,), name="checkpoint")
         self.writing.start()
 
@@ -124,6 +128,7 @@ class Series:
         if full := is_full(error):
             lack, mend = space_text(self.directory, size)  # before anything is removed
             problem = f"{full}{lack}"
+        failed_save.end_threads(self.operation)
         with suppress(OSError):
             self.remove_unfinished()
         return CannotWriteError(

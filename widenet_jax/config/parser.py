@@ -25,7 +25,7 @@ from widenet_jax.config.files import variant_options
 from widenet_jax.config.imports import import_files
 from widenet_jax.config.machine import skip_absent_tpu
 from widenet_jax.config.names import same_name
-from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, first_line, similar
+from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, similar
 
 FIELD = "--config."
 Options = argparse.Namespace
@@ -251,7 +251,7 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
             return READER_GONE
         if error.filename is None:
             raise
-        print(f"error: {error.filename}: {error.strerror or first_line(error)}", file=sys.stderr)
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
 
 
