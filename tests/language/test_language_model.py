@@ -3,6 +3,7 @@
 from functools import cache, partial
 
 import compiled
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.language.model import LanguageModel
+from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.build import build_model
 
 B, T, D, V = 3, 12, 16, 11
@@ -115,6 +117,24 @@ def test_no_gradient_flows_through_the_memory():
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradients))
 
 
+def test_without_a_memory_loops_may_be_other_in_evaluation():
+    """With relative attention the memory has no place for a further block."""
+    tied = {"attention": "loops", "experts": "loops", "router": "experts", "norms": "loops"}
+    loop = {"core": ((1, 2),), "tie": tied, "counts": {"eval": 3}}
+    fields = MODEL | {"loop": loop}
+    with pytest.raises(BadInputError, match="eval=3: the memory has a place for each trained"):
+        build_model(fields, vocab_size=V)
+    fields |= {"attention": {"name": "full", "num_heads": 2}}
+    model = build_model(fields, vocab_size=V)
+    longer = build_model(fields | {"loop": loop | {"core": ((1, 3),)}}, vocab_size=V)
+    params = compiled.init(model, {"tokens": TOKENS})
+    ours, theirs = (
+        compiled.apply(m, params, {"tokens": TOKENS}, train=False)[0] for m in (model, longer)
+    )
+    assert ours.keys() == {"logits"}
+    np.testing.assert_allclose(ours["logits"], theirs["logits"], atol=1e-5)
+
+
 @pytest.mark.slow
 def test_embedding_and_output_start_as_in_the_paper():
     """Xavier uniform, and uniform within 1 / sqrt(D)."""
@@ -128,13 +148,12 @@ def test_embedding_and_output_start_as_in_the_paper():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"attention": {"name": "full", "num_heads": 2}},
-            "needs config.model.attention.name=relative",
-        ),
+        ({"attention": {"name": "blind"}}, "see earlier tokens; give .*=full or relative"),
+        ({"attention": {"name": "ful"}}, "attention.name=ful"),
         ({"embed_dim": 15}, "config.model.embed_dim=15 must be even"),
     ],
 )
-def test_contradictions_are_refused(changes: dict, message: str):
+def test_contradictions_are_refused(changes: dict, message: str, monkeypatch):
+    monkeypatch.setitem(ATTENTIONS, "blind", nn.LayerNorm)  # it cannot be causal
     with pytest.raises(BadInputError, match=message):
         model_of(**changes)

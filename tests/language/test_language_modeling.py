@@ -10,6 +10,7 @@ from compiled import draw
 from small_runs import small_config
 
 from widenet_jax.data.contract import DataInfo, StreamInfo
+from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
 from widenet_jax.language.task import LanguageModeling
 from widenet_jax.step import TrainState, make_gradients
@@ -88,6 +89,23 @@ def test_loss_is_the_mean_over_tokens_of_the_next_one():
     found = task.evaluate(apply, batch | {"mask": jnp.array([True, False])})
     np.testing.assert_allclose(found.sums["cross_entropy"], sum(each[:3]), rtol=1e-6)
     assert found.sums["sequences"] == 1 and found.carry["memory_length"].tolist() == [4, 2]
+
+
+def test_a_model_without_memory_has_no_carry():
+    """A length of a memory that it does not have is refused."""
+    config = small_config(run="language", **SMALL)
+    config.model.attention.name = "full"
+    info = DataInfo(64, {}, {"vocab_size": V})
+    task = LanguageModeling.build(config, info)
+    assert task.carry_spec(B) == task.eval_carry_spec(B) == {}
+    batch = {"tokens": jnp.arange(B * (T + 1)).reshape(B, -1), "fresh": jnp.ones(B, bool)}
+    apply = lambda inputs, rngs: ({"logits": jnp.zeros((B, T, V))}, {})  # noqa: E731
+    loss, metrics = task.loss(apply, batch, {})
+    np.testing.assert_allclose(loss, np.log(V), rtol=1e-6)
+    assert task.inputs(batch).keys() == {"tokens"} and metrics.carry == {}
+    config.task.eval_memory_length = 8
+    with pytest.raises(BadInputError, match=r"eval_memory_length=8 has no effect on .*=full"):
+        LanguageModeling.build(config, info)
 
 
 def test_units_of_the_metrics():

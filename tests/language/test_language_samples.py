@@ -1,5 +1,7 @@
 """A language model's samples: which tokens may be drawn, how often, after what memory."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from compiled import apply
@@ -18,10 +20,14 @@ LOGITS = np.log([0.25, 0.125, 0.5, 0.125]) + 7.0
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return exported(tmp_path_factory.mktemp("model"), "relative")
+
+
+def exported(place: Path, attention: str) -> Trained:
     config = language_model.get_config("tiny")
+    config.model.attention.name = attention
     config.model.loop.core = ((1, 1),)
     config.data.max_length = 8
-    place = tmp_path_factory.mktemp("model")
     return open_trained(str(export_untrained(config, {"vocab_size": 256}, place / "bytes")))
 
 
@@ -71,6 +77,18 @@ def test_a_text_is_read_with_memory(trained: Trained):
     inputs["tokens"] = inputs["tokens"][:, 19:]
     forgetful, _ = apply(trained.model, trained.params, inputs, train=False)
     assert np.abs(forgetful["logits"][0, -1] - ours).max() > 0.01
+
+
+def test_without_a_memory_the_latest_window_is_read(tmp_path: Path):
+    """Shorter texts as they are, of longer ones the last 8 tokens, however they come."""
+    trained = exported(tmp_path, "full")
+    text = np.random.default_rng(0).integers(256, size=13).astype(np.int32)
+    read = reader(trained)
+    for end, start in ((3, 0), (4, 0), (13, 5)):
+        ours = read(text[:3] if end == 3 else text[end - 1 : end] if end == 4 else text[4:])
+        inputs = {"tokens": text[None, start:end]}
+        right, _ = apply(trained.model, trained.params, inputs, train=False)
+        np.testing.assert_allclose(ours, right["logits"][0, -1], atol=1e-4)
 
 
 def test_numbers_out_of_range():

@@ -1,4 +1,4 @@
-"""The language model: a Transformer-XL that predicts each token from those before it."""
+"""The language model: it predicts each token from those before it, with a memory or without."""
 
 from collections.abc import Mapping
 
@@ -14,9 +14,14 @@ from widenet_jax.nn.loop import SECTION, Loop
 from widenet_jax.param_names import ENCODER
 from widenet_jax.typing import Array, Aux, Shapes
 
+MEMORY = ("memory", "memory_length")
+
 
 class LanguageModel(BlockSettings, kw_only=True):
-    """Embedding, blocks of relative attention with a memory, an output layer of its own weights.
+    """Embedding, blocks of causal attention, an output layer of its own weights.
+
+    With relative attention it is a Transformer-XL, which has a memory of the tokens before a
+    window. With another attention tokens see those before them in their window alone.
 
     Dai et al. 2019, arXiv:1901.02860, as Csordas et al. 2023 (arXiv:2310.10837) have it.
     Parameters: embedding [V, D], encoder (the blocks), output/{kernel [D, V], bias}.
@@ -33,44 +38,49 @@ class LanguageModel(BlockSettings, kw_only=True):
 
     vocab_size: int
     embed_dim: int
+    causal: bool = True
 
     @nn.compact
     def __call__(self, inputs: Mapping[str, Array], *, train: bool) -> tuple[dict[str, Array], Aux]:
         """Predicts the token after each token.
 
         Args:
-          inputs: tokens [B, T] int32; memory [B, L, M, D] and memory_length [B] int32, as the
-            outputs for the tokens before these have them: the latest rows of the memory, so many
-            as the length says, are seen; optionally mask [B] bool, True for real rows.
+          inputs: tokens [B, T] int32; for attention with a memory, memory [B, L, M, D] and
+            memory_length [B] int32, as the outputs for the tokens before these have them: the
+            latest rows of the memory, so many as the length says, are seen; optionally mask [B]
+            bool, True for real rows.
           train: with dropout and routing noise.
 
         Returns:
-          logits [B, T, V] float32; memory and memory_length for the tokens after these; and the
-          blocks' aux.
+          logits [B, T, V] float32, and the memory and memory_length for the tokens after these if
+          there is a memory; and the blocks' aux.
         """
         dtype, D = DTYPES[self.dtype], self.embed_dim
-        tokens, memory, length = (inputs[name] for name in ("tokens", "memory", "memory_length"))
+        tokens = inputs["tokens"]
+        carry = {name: inputs[name] for name in MEMORY if self.has_memory}
         table = self.param("embedding", nn.initializers.glorot_uniform(), (self.vocab_size, D))
         x = jnp.take(table, tokens, axis=0).astype(dtype)
         x = Dropout(self.dropout)(x, train=train)
         mask = inputs.get("mask")
         token_mask = None if mask is None else jnp.broadcast_to(mask[:, None], tokens.shape)
         blocks = Blocks(**self.settings(), name=ENCODER)
-        x, aux, memory = blocks(
-            x, mask=token_mask, memory=memory, memory_length=length, train=train
-        )
+        x, aux, memory = blocks(x, mask=token_mask, **carry, train=train)
         x = Dropout(self.dropout)(x, train=train)
 
         near_zero = uniform_between(D**-0.5)
         output = Dense(self.vocab_size, jnp.float32, near_zero, near_zero, name="output")
-        length = jnp.minimum(length + tokens.shape[1], memory.shape[2])
-        return {"logits": output(x), "memory": memory, "memory_length": length}, aux
+        outputs = {"logits": output(x)}
+        if self.has_memory:
+            length = jnp.minimum(carry["memory_length"] + tokens.shape[1], memory.shape[2])
+            outputs |= {"memory": memory, "memory_length": length}
+        return outputs, aux
 
     def check(self) -> None:
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""
         super().check()
-        self.check_attention(self.embed_dim, memory=True)
-        if loops := Loop.of(self.loop).counts.eval:
+        self.check_attention(self.embed_dim)
+        loops = Loop.of(self.loop).counts.eval
+        if loops and self.has_memory:
             raise BadInputError(
                 f"{SECTION}.counts.eval={loops}: the memory has a place for each trained block; "
                 "give 0"

@@ -1,4 +1,4 @@
-"""Text that a language model writes: sampling token by token, with the model's memory."""
+"""Text that a language model writes: sampling token by token."""
 
 import os
 from argparse import Namespace
@@ -70,8 +70,39 @@ class Sampling:
 def reader(trained: Trained) -> Callable[[np.ndarray], np.ndarray]:
     """Returns a function that reads tokens after the tokens of its earlier calls.
 
-    It takes int32 [n], n >= 1, and returns the logits of the next token: float32 [V]. Whole windows
-    are read first, then tokens one by one, so that only two lengths are compiled.
+    It takes int32 [n], n >= 1, and returns the logits of the next token: float32 [V].
+    """
+    has_memory = trained.task.eval_carry_spec(1)
+    return read_with_memory(trained) if has_memory else read_in_windows(trained)
+
+
+def read_in_windows(trained: Trained) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns `reader` of a model without a memory: it sees the latest window of tokens.
+
+    All of the window is computed for each token, so that one length is compiled.
+    """
+    params, latest = jax.device_put(trained.params), np.zeros(0, np.int32)
+    window = trained.config.data.max_length
+
+    @jax.jit
+    def logits(params: PyTree, tokens: Array, last: Array) -> Array:
+        outputs, _ = forward(trained.model, params, {"tokens": tokens[None]})
+        return outputs["logits"][0, last]
+
+    def read(tokens: np.ndarray) -> np.ndarray:
+        nonlocal latest
+        latest = np.concatenate([latest, tokens])[-window:]
+        # No token sees the padding after it.
+        padded = np.pad(latest, (0, window - len(latest)))
+        return np.asarray(logits(params, padded, len(latest) - 1))
+
+    return read
+
+
+def read_with_memory(trained: Trained) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns `reader` of a model with a memory.
+
+    Whole windows are read first, then tokens one by one, so that only two lengths are compiled.
     """
     params, window = jax.device_put(trained.params), trained.config.data.max_length
     # A kernel for whole windows does not take single tokens.
@@ -100,7 +131,7 @@ def sample(
     """Yields `length` tokens that continue a prompt; the same seed gives the same tokens.
 
     Args:
-      trained: a language model. Its memory has the length of `config.task.eval_memory_length`.
+      trained: a language model. Its memory, if any, has `config.task.eval_memory_length` rows.
       prompt: int32 [n], n >= 1.
       sampling: how each token is drawn.
       length: number of tokens.

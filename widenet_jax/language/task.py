@@ -1,4 +1,4 @@
-"""Language modelling: each token of a stream from those before it, with a memory of the past."""
+"""Language modelling: each token of a stream from those before it."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,10 @@ from ml_collections import ConfigDict
 
 from widenet_jax.corpus import texts
 from widenet_jax.data.contract import DataInfo, Source, StreamInfo
+from widenet_jax.errors import BadInputError
+from widenet_jax.language.model import MEMORY
 from widenet_jax.losses import label_cross_entropy
+from widenet_jax.nn.block_settings import needs_memory
 from widenet_jax.nn.loop import Loop
 from widenet_jax.task import (
     Apply,
@@ -28,7 +31,6 @@ from widenet_jax.typing import Array, Aux, Shapes
 
 # Of `memory_length` and `eval_memory_length` that are 0: so many times T.
 EVAL_MEMORY_FACTOR = 4
-MEMORY = ("memory", "memory_length")
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,13 @@ class LanguageModeling(Task):
 
     A batch has tokens [B, T + 1] int32: a window and the token after it; fresh [B] bool: whether
     the row begins its text, so that its memory counts as empty; and the carry: memory [B, L, M, D],
-    memory_length [B] int32. Evaluation has a memory of its own length, which starts empty.
+    memory_length [B] int32. Evaluation has a memory of its own length, which starts empty. Models
+    without a memory have no carry: a token sees those before it in its window.
 
     Attributes:
       vocab_size: V.
       window_length: T.
-      memory_length: M in training.
+      memory_length: M in training; 0: no memory.
       eval_memory_length: M in evaluation.
       depth, embed_dim, dtype: L, D and dtype of the model, for the memory's shape.
       stream: statistics of the text.
@@ -63,15 +66,19 @@ class LanguageModeling(Task):
     @classmethod
     def build(cls, config: ConfigDict, data_info: DataInfo) -> "LanguageModeling":
         task, model, T = config.task, config.model, config.data.max_length
+        lengths = {"memory_length": T, "eval_memory_length": EVAL_MEMORY_FACTOR * T}
+        if needs_memory(model.attention):
+            lengths = {name: task[name] or usual for name, usual in lengths.items()}
+        else:
+            lengths = {name: check_no_memory(name, task[name], model) for name in lengths}
         return cls(
             vocab_size=data_info.info["vocab_size"],
             window_length=T,
-            memory_length=task.memory_length or T,
-            eval_memory_length=task.eval_memory_length or EVAL_MEMORY_FACTOR * T,
             depth=Loop.of(model.loop).depth,
             embed_dim=model.embed_dim,
             dtype=model.dtype,
             stream=data_info.stream or StreamInfo(),
+            **lengths,
         )
 
     @property
@@ -95,6 +102,8 @@ class LanguageModeling(Task):
         return self._memory_spec(batch_size, self.eval_memory_length)
 
     def _memory_spec(self, batch_size: int, rows: int) -> Shapes:
+        if not rows:
+            return {}
         shape = (batch_size, self.depth, rows, self.embed_dim)
         return {
             "memory": jax.ShapeDtypeStruct(shape, self.dtype),
@@ -102,13 +111,11 @@ class LanguageModeling(Task):
         }
 
     def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        mask = {"mask": batch["mask"]} if "mask" in batch else {}
-        return {
-            "tokens": batch["tokens"][:, :-1],
-            "memory": batch["memory"],
-            "memory_length": jnp.where(batch["fresh"], 0, batch["memory_length"]),
-            **mask,
-        }
+        inputs = {"tokens": batch["tokens"][:, :-1]}
+        inputs |= {name: batch[name] for name in ("mask", *MEMORY) if name in batch}
+        if "memory" in batch:
+            inputs["memory_length"] = jnp.where(batch["fresh"], 0, batch["memory_length"])
+        return inputs
 
     def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
         each_token, carry, aux = self._cross_entropy(apply, batch, rngs)
@@ -131,7 +138,7 @@ class LanguageModeling(Task):
     ) -> tuple[Array, dict[str, Array], Aux]:
         """Returns the cross-entropy of each token [B, T], in nats, the next carry and the aux."""
         outputs, aux = apply(self.inputs(batch), rngs)
-        carry = {name: outputs[name] for name in MEMORY}
+        carry = {name: outputs[name] for name in MEMORY if name in outputs}
         return label_cross_entropy(outputs["logits"], batch["tokens"][:, 1:]), carry, aux
 
     def summarize(
@@ -155,6 +162,16 @@ class LanguageModeling(Task):
         if source.words_per_token:
             metrics["word_perplexity"] = exponential(nats / source.words_per_token)
         return metrics | {"sequences": sequences}
+
+
+def check_no_memory(name: str, length: int, model: ConfigDict) -> int:
+    """Returns 0; raises BadInputError where a field gives a model without a memory a length."""
+    if length:
+        raise BadInputError(
+            f"config.task.{name}={length} has no effect on config.model.attention.name="
+            f"{model.attention.name}, which has no memory; give 0"
+        )
+    return 0
 
 
 def exponential(x: float) -> float:

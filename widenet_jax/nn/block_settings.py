@@ -54,6 +54,7 @@ class BlockSettings(nn.Module):
       remat: "none", or "block": the backward pass recomputes each block, or the blocks that share a
         routing together, instead of keeping their intermediate results.
       dtype: "float32" or "bfloat16" of the computation; parameters are float32.
+      causal: whether tokens see earlier ones only; the model decides, no config does.
     """
 
     loop: Mapping[str, Any]
@@ -73,6 +74,7 @@ class BlockSettings(nn.Module):
     unroll: bool = True
     remat: str = "none"
     dtype: str = "float32"
+    causal: bool = False
 
     @property
     def depth(self) -> int:
@@ -116,21 +118,20 @@ class BlockSettings(nn.Module):
                 "model with experts"
             )
 
-    def check_attention(self, embed_dim: int, *, memory: bool) -> None:
-        """Checks the attention of a model whose blocks have a width D, and a memory or none.
+    def check_attention(self, embed_dim: int) -> None:
+        """Checks the attention of a model whose blocks have a width D.
 
         Raises:
-          BadInputError: it needs a memory and there is none, or the other way round; or its own
-            fields do not fit D.
+          BadInputError: it needs a memory, which only causal models have; or it has none and cannot
+            be causal, and the model is; or its own fields do not fit D.
         """
         part = self.build_attention()
-        if getattr(part, "needs_memory", False) != memory:
-            kinds = {name: resolve(kind) for name, kind in ATTENTIONS.items()}
-            fits = [k for k in kinds if getattr(kinds[k], "needs_memory", False) == memory]
-            field = "config.model.attention.name"
+        if not fits_model(part, causal=self.causal):
+            fits = [k for k in ATTENTIONS if fits_model(resolve(ATTENTIONS[k]), causal=self.causal)]
+            field, tokens = "config.model.attention.name", "earlier" if self.causal else "all"
             raise BadInputError(
-                f"{field}={self.attention['name']}: a model with{'' if memory else 'out'} a "
-                f"memory of earlier tokens needs {field}={' or '.join(fits)}"
+                f"{field}={self.attention['name']}: tokens of this model see {tokens} tokens; "
+                f"give {field}={' or '.join(fits)}"
             )
         if hasattr(part, "check"):
             part.check(embed_dim)
@@ -174,6 +175,11 @@ class BlockSettings(nn.Module):
         return steps if train or not loop.counts.eval else evaluated_steps(loop, steps)
 
     @property
+    def has_memory(self) -> bool:
+        """Whether attention sees tokens before the window."""
+        return needs_memory(self.attention)
+
+    @property
     def routes(self) -> bool:
         """Whether the feed-forward routes tokens."""
         return getattr(self.build_ffn(self.ffn), "routes", False)
@@ -204,7 +210,8 @@ class BlockSettings(nn.Module):
         """Builds a part of a block from its section and the common fields that it has."""
         part = resolve(part)
         common = {field: getattr(self, model_field) for field, model_field in COMMON.items()}
-        fields = common | {"dtype": DTYPES[self.dtype]} | dict(section)
+        common |= {"dtype": DTYPES[self.dtype], "causal": self.causal}
+        fields = common | dict(section)
         fields["kernel_init"] = KernelInit(fields["kernel_init"], self.depth)
         own = {field.name for field in dataclasses.fields(part)}
         fields = {key: value for key, value in fields.items() if key in own}
@@ -214,6 +221,19 @@ class BlockSettings(nn.Module):
         """Returns the fields above, for another module that has them."""
         names = BlockSettings.__annotations__.keys() - {"parent", "name"}
         return {name: getattr(self, name) for name in names}
+
+
+def needs_memory(attention: Mapping[str, Any]) -> bool:
+    """Returns whether the attention of a section `config.model.attention` needs a memory."""
+    kind = choose(ATTENTIONS, attention["name"], field="config.model.attention.name")
+    return getattr(resolve(kind), "needs_memory", False)
+
+
+def fits_model(part: nn.Module | type, *, causal: bool) -> bool:
+    """Returns whether a model may have an attention layer; `nn.attention` has the contract."""
+    if getattr(part, "needs_memory", False):
+        return causal
+    return not causal or hasattr(part, "causal")
 
 
 def block_indices(rule: str | tuple[int, ...], depth: int) -> tuple[int, ...]:

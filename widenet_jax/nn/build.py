@@ -56,14 +56,14 @@ def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
     sections = {name: fields.pop(name) for name in FEED_FORWARDS if name in fields}
     sections[PLAIN] = {"mlp_dim": fields.pop("mlp_dim")} if "mlp_dim" in fields else {}
     sections = {name: section for name, section in sections.items() if section is not None}
-    decided = {"feed_forwards", *model_fields}
+    decided = {"feed_forwards", "causal", *model_fields}
     check_section(build, fields, section="config.model", decided=decided)
     for name, section in sections.items():
         place = "config.model" if name == PLAIN else f"config.model.{name}"
         check_section(resolve(FEED_FORWARDS[name]), section, section=place, common=COMMON)
     place, section = "config.model.attention", dict(fields["attention"])
     attention = choose(ATTENTIONS, section.pop("name", ""), field=f"{place}.name")
-    check_section(resolve(attention), section, section=place, common=COMMON)
+    check_section(resolve(attention), section, section=place, decided=("causal",), common=COMMON)
     module = build(feed_forwards=sections, **fields, **model_fields)
     module.check()
     return module

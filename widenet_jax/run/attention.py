@@ -44,6 +44,7 @@ class Problem(NamedTuple):
       memory: M of relative attention; None: full attention.
       waves: R of relative attention, see `nn.attention.distances`.
       eval_memory: M of an evaluation.
+      causal: of full attention: whether tokens see earlier ones only.
     """
 
     shape: tuple[int, int, int, int]
@@ -53,6 +54,7 @@ class Problem(NamedTuple):
     memory: int | None = None
     waves: int = 0
     eval_memory: int = 0
+    causal: bool = False
 
     def arrays(self) -> tuple[tuple[Array, ...], dict[str, Array]]:
         """Returns the output's gradient, queries, keys, values and terms; and what has no gradient.
@@ -108,7 +110,8 @@ def problem_of(config: ConfigDict, data_info: DataInfo, num_devices: int) -> Pro
         numbers = (M, waves.shape[1], eval_memory)
         return Problem(shape, config.model.dtype, False, False, *numbers)
     segments = "segment_ids" in inputs
-    return Problem(shape, config.model.dtype, "mask" in inputs and not segments, segments)
+    masked = "mask" in inputs and not segments
+    return Problem(shape, config.model.dtype, masked, segments, causal=model.causal)
 
 
 def faster(problem: Problem, candidate: str, device: jax.Device) -> tuple[str, str]:
@@ -167,7 +170,9 @@ def compare(problem: Problem, candidate: str) -> tuple[str, str]:
 def measured(problem: Problem, implementation: str) -> tuple[list[Array], float]:
     """Returns output and gradients, and the seconds that they take."""
     operands, seen = problem.arrays()
-    function = attend if problem.memory is None else relative.attend
+    function = relative.attend
+    if problem.memory is None:
+        function = functools.partial(attend, causal=problem.causal)
     run = functools.partial(function, implementation=implementation)
 
     @jax.jit

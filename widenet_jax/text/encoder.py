@@ -77,7 +77,7 @@ class TextEncoder(BlockSettings, kw_only=True):
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""
         super().check()
         head_spec(self.head)
-        self.check_attention(self.embed_dim, memory=False)
+        self.check_attention(self.embed_dim)
         if not self.projection and self.embedding_dim != self.embed_dim:
             raise BadInputError(
                 f"config.model.projection=false needs embeddings as wide as the blocks, but "

@@ -89,7 +89,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
         super().check()
         choose(POOLS, self.pool, field="config.model.pool")
         choose(CLS_TOKENS, self.cls_token, field="config.model.cls_token")
-        self.check_attention(self.embed_dim, memory=False)
+        self.check_attention(self.embed_dim)
         if self.pool == "token" and self.cls_token == "none":
             raise BadInputError(
                 "config.model.pool=token needs a CLS token: set config.model.cls_token=learned"

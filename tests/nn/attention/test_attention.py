@@ -53,7 +53,7 @@ def test_dropout_acts_on_the_output_alone():
     np.testing.assert_allclose(kept.mean(), 0.5, atol=0.06)
 
 
-def plain_attend(query, key, value, mask=None, segment_ids=None) -> jax.Array:
+def plain_attend(query, key, value, mask=None, segment_ids=None, causal=False) -> jax.Array:
     """Computes attention by its formula, which JAX differentiates."""
     scores = jnp.einsum("bqnh,bknh->bnqk", query, key)
     if mask is not None:
@@ -61,12 +61,15 @@ def plain_attend(query, key, value, mask=None, segment_ids=None) -> jax.Array:
     if segment_ids is not None:
         same = segment_ids[:, None, :, None] == segment_ids[:, None, None]
         scores = jnp.where(same, scores, -jnp.inf)
+    if causal:
+        scores = jnp.where(jnp.tri(query.shape[1], dtype=bool), scores, -jnp.inf)
     return jnp.einsum("bnqk,bknh->bqnh", jax.nn.softmax(scores), value)
 
 
 MASK = jnp.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0]], bool)
 SEGMENTS = jnp.array([[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 1]])
 OPTIONS = {"nothing": {}, "mask": {"mask": MASK}, "segment_ids": {"segment_ids": SEGMENTS}}
+OPTIONS["causal"] = {"mask": MASK, "causal": True}
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

@@ -11,7 +11,7 @@ from widenet_jax.nn.attention.pallas import hidden_keys, kernel_attend
 from widenet_jax.sharding import build_mesh
 
 B = 2
-HIDES = ("nothing", "mask", "segments", "both")
+HIDES = ("nothing", "mask", "segments", "both", "causal", "causal segments")
 
 
 def operands(T: int, N: int, H: int, dtype: str) -> list[jax.Array]:
@@ -27,10 +27,12 @@ def hidden(kind: str, T: int) -> dict[str, jax.Array]:
     mask = jnp.array([np.arange(T) < T // 2, np.arange(T) < T - 7])
     options = {"mask": {"mask": mask}, "segments": {"segment_ids": jnp.array(row * 3 // T)}}
     options["both"] = options["mask"] | options["segments"]
+    options["causal"] = {"causal": True}
+    options["causal segments"] = options["segments"] | options["causal"]
     return options.get(kind, {})
 
 
-def exact(q, k, v, d_out, *, mask=None, segment_ids=None) -> list[np.ndarray]:
+def exact(q, k, v, d_out, *, mask=None, segment_ids=None, causal=False) -> list[np.ndarray]:
     """Returns output and gradients in float64, from the rules of differentiation."""
     q, k, v, d_out = (np.asarray(x, np.float64) for x in (q, k, v, d_out))
     scores = np.einsum("bqnh,bknh->bnqk", q, k)
@@ -39,6 +41,8 @@ def exact(q, k, v, d_out, *, mask=None, segment_ids=None) -> list[np.ndarray]:
         scores = np.where(same[:, None], scores, -1e30)
     if mask is not None:
         scores = np.where(mask[:, None, None], scores, -1e30)
+    if causal:
+        scores = np.where(np.tri(q.shape[1], dtype=bool), scores, -1e30)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     d_weights = np.einsum("bqnh,bknh->bnqk", d_out, v)
@@ -76,7 +80,7 @@ def case(T: int, N: int, H: int, hides: str, *, slow: bool = True):
     ("T", "N", "H", "hides"),
     [
         case(196, 2, 64, "mask", slow=False),  # 128 lanes a step
-        case(257, 4, 64, "segments", slow=False),  # 256 lanes a step
+        case(257, 4, 64, "causal segments", slow=False),  # 256 lanes a step
         *(case(T, 2, 64, kind) for T in (196, 257, 384, 512, 1024) for kind in HIDES),
         *(case(T, 2, 128, kind) for T in (196, 257, 384, 512, 1024) for kind in HIDES),
     ],

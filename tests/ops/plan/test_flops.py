@@ -92,6 +92,13 @@ def test_language_model():
     dense = language_flops("wt_s")
     assert dense == outside + 16 * (attention + T * 4 * D * F)
     without = dense - 16 * T * 4 * D * F
+    full = model_section("wt_s") | {"attention": {"name": "full", "num_heads": 10, "head_dim": 41}}
+    tokens = {"tokens": jax.ShapeDtypeStruct((1, T), jnp.int32)}
+    pairs = T * (T + 1) // 2
+    attention = 4 * T * 2 * D * W + pairs * 2 * 2 * W
+    assert forward_flops(full, tokens, vocab_size=8000) == (
+        outside + 16 * (attention + T * 4 * D * F)
+    )
 
     def feed_forward(variant: str) -> float:
         """FLOPs of one layer and token."""

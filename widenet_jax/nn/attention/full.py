@@ -69,10 +69,12 @@ class MultiHeadAttention(HeadProjections):
     """softmax(q k^T / sqrt(H)) v, then an output projection (Vaswani et al. 2017).
 
     Attributes:
+      causal: whether tokens see earlier ones and themselves only; the model decides.
       implementation: see `implementations.attend`.
       The rest: see `HeadProjections`.
     """
 
+    causal: bool = False
     implementation: str = AUTO
 
     needs_memory = False
@@ -95,6 +97,7 @@ class MultiHeadAttention(HeadProjections):
             self.heads("value", x),
             mask=mask if segment_ids is None else None,
             segment_ids=segment_ids,
+            causal=self.causal,
             implementation=self.implementation,
         )
         return self.output(y, x.shape[-1], train=train), {}
@@ -107,9 +110,10 @@ class MultiHeadAttention(HeadProjections):
     def forward_flops(self, B: int, T: int, D: int, *, memory: int = 0) -> int:
         """Returns the FLOPs of a layer in which T tokens see each other.
 
-        8 T D W for queries, keys, values and output, W = N H; 4 T^2 W for the scores and the
-        weighted sum of values.
+        8 T D W for queries, keys, values and output, W = N H; 4 W for each token and token that it
+        sees, for the score and the weighted sum of values.
         """
         del memory
         W = self.num_heads * self.head_size(D)
-        return B * (8 * T * D * W + 4 * T * T * W)
+        seen = T * (T + 1) // 2 if self.causal else T * T
+        return B * (8 * T * D * W + 4 * seen * W)

@@ -33,6 +33,7 @@ def attend(
     *,
     mask: Array | None = None,
     segment_ids: Array | None = None,
+    causal: bool = False,
     implementation: str = AUTO,
 ) -> Array:
     """Computes softmax(query key^T) value for each head.
@@ -41,6 +42,7 @@ def attend(
       query, key, value: their dtype is the result's.
       mask: [B, Tk] bool, True for keys that may be attended to; None: all.
       segment_ids: [B, T] int32, T = Tq = Tk: tokens attend to those with their number only.
+      causal: whether tokens, T = Tq = Tk, attend to earlier ones and themselves only.
       implementation: a key of `IMPLEMENTATIONS`, or "auto".
 
     Returns:
@@ -53,16 +55,17 @@ def attend(
         fast = platform() == "tpu" and query.shape[1] >= PAYS_FROM and fits(query, key)
         implementation = "pallas" if fast else "xla"
     run = choose(IMPLEMENTATIONS, implementation, field=FIELD)
-    return run(query, key, value, mask, segment_ids)
+    return run(query, key, value, mask, segment_ids, causal)
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def attend_xla(
     query: Array,  # [B, Tq, N, H], already scaled by 1/sqrt(H)
     key: Array,  # [B, Tk, N, H]
     value: Array,  # [B, Tk, N, H]
     mask: Array | None,  # [B, Tk] bool, True for keys that may be attended to
     segment_ids: Array | None,  # [B, T] int32: tokens attend to those with their number only
+    causal: bool,
 ) -> Array:  # [B, Tq, N, H]
     """Computes softmax(query key^T) value for each head, see `attend`.
 
@@ -75,11 +78,16 @@ def attend_xla(
     The query gradient uses mean-centred keys. Each row of d_scores sums to zero only up to bfloat16
     rounding, and the residue would be multiplied by the component that all keys have in common.
     """
-    return _attend_forward(query, key, value, mask, segment_ids)[0]
+    return _attend_forward(query, key, value, mask, segment_ids, causal)[0]
 
 
 def _attend_forward(
-    query: Array, key: Array, value: Array, mask: Array | None, segment_ids: Array | None
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    segment_ids: Array | None,
+    causal: bool,
 ) -> tuple[Array, tuple]:
     # Scores lie as [B, N, Tk, Tq]: summing over the last but one axis is cheap on a TPU.
     scores = product("bknh,bqnh->bnkq", key, query)
@@ -90,6 +98,9 @@ def _attend_forward(
     if segment_ids is not None:
         same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
         scores = jnp.where(same, scores, lowest)
+    if causal:
+        place = jnp.arange(scores.shape[3])
+        scores = jnp.where(place[:, None] <= place, scores, lowest)
     largest = scores.max(axis=2, keepdims=True).astype(jnp.float32)
     total = jnp.exp(scores.astype(jnp.float32) - largest).sum(axis=2, keepdims=True)
     softmax = (scores, largest, 1 / total)
@@ -97,7 +108,8 @@ def _attend_forward(
     return out, (query, key, value, softmax, out)
 
 
-def _attend_backward(saved: tuple, d_out: Array) -> tuple:
+def _attend_backward(causal: bool, saved: tuple, d_out: Array) -> tuple:
+    del causal  # hidden scores have no weight
     query, key, value, softmax, out = saved
     gradients, _ = attention_gradients(_weights(*softmax), query, key, value, out, d_out)
     return *gradients, None, None
@@ -167,7 +179,12 @@ def float32_only() -> bool:
 
 
 def attend_pallas(
-    query: Array, key: Array, value: Array, mask: Array | None, segment_ids: Array | None
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    segment_ids: Array | None,
+    causal: bool,
 ) -> Array:
     """Computes attention by the Pallas kernel on each device's share of the batch."""
     from widenet_jax.nn.attention.pallas import LIMITS, hidden_keys, kernel_attend
@@ -176,15 +193,19 @@ def attend_pallas(
         raise BadInputError(f"{FIELD}=pallas: {LIMITS}; here [B, T, N, H] is {query.shape}")
     if platform() not in ("tpu", "cpu"):
         raise BadInputError(f"{FIELD}=pallas runs on TPUs, and on CPUs for tests; use auto")
-    run = functools.partial(
-        kernel_attend, float32_only=float32_only(), interpret=platform() == "cpu"
-    )
+    settings = {"float32_only": float32_only(), "interpret": platform() == "cpu"}
+    run = functools.partial(kernel_attend, causal=causal, **settings)
     operands = (query, key, value, hidden_keys(mask, segment_ids))
     return on_each_device(lambda _, *shard: run(*shard), None, *operands)
 
 
 def attend_cudnn(
-    query: Array, key: Array, value: Array, mask: Array | None, segment_ids: Array | None
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    segment_ids: Array | None,
+    causal: bool,
 ) -> Array:
     """Computes attention by cuDNN's kernel."""
     if platform() != "gpu" or query.dtype not in (jnp.bfloat16, jnp.float16):
@@ -196,7 +217,7 @@ def attend_cudnn(
         same = (segment_ids[:, :, None] == segment_ids[:, None])[:, None]
         visible = same if visible is None else same & visible
     attention = functools.partial(jax.nn.dot_product_attention, scale=1.0, implementation="cudnn")
-    return attention(query, key, value, mask=visible)
+    return attention(query, key, value, mask=visible, is_causal=causal)
 
 
 def candidate_for(attention: Mapping[str, Any], platform: str) -> str | None:

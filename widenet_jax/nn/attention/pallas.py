@@ -56,6 +56,7 @@ class Settings(NamedTuple):
       heads: of a grid step.
       dtype: of the products' operands.
       turned: whether the gradients of keys and values are computed as [H, T].
+      causal: whether queries see earlier keys and their own only.
       interpret: whether the kernel runs in JAX's interpreter, for tests on a CPU.
     """
 
@@ -63,6 +64,7 @@ class Settings(NamedTuple):
     heads: int
     dtype: str
     turned: bool
+    causal: bool
     interpret: bool
 
     def dot(self, a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
@@ -118,6 +120,7 @@ def kernel_attend(
     hidden: Array | None,  # [B, 1 or 2, T] float32, see `hidden_keys`
     *,
     float32_only: bool,
+    causal: bool = False,
     interpret: bool,
 ) -> Array:
     """Computes softmax(query key^T) value for each head of each example.
@@ -127,6 +130,7 @@ def kernel_attend(
 
     Args:
       float32_only: for a TPU v2 or v3, whose kernels multiply float32 operands only.
+      causal: whether queries see earlier keys and their own only.
       interpret: runs the kernel without a TPU, for tests.
 
     Returns:
@@ -138,7 +142,7 @@ def kernel_attend(
     # Two groups of 128 lanes a step keep the units busier; long rows leave no memory for them.
     groups = 2 if N * H % (2 * LANES) == 0 and query.shape[1] <= WHOLE else 1
     heads = groups * LANES // H
-    settings = Settings(H, heads, str(jnp.dtype(dtype)), not float32_only, interpret)
+    settings = Settings(H, heads, str(jnp.dtype(dtype)), not float32_only, causal, interpret)
     return _attend(*flat, hidden, settings).reshape(query.shape).astype(query.dtype)
 
 
@@ -209,7 +213,7 @@ def call(
 
 def forward_step(settings: Settings, hides: bool, *refs: jax.Ref) -> None:
     """Writes the output [T, width] and the statistics [2 heads, T] of one grid step."""
-    hide, (q_ref, k_ref, v_ref, out_ref, softmax_ref) = hiding(hides, refs)
+    hide, (q_ref, k_ref, v_ref, out_ref, softmax_ref) = hiding(settings, hides, refs)
     q, keys, v = q_ref[...], per_head(k_ref[...], settings), turned(v_ref[...], settings)
     outs = []
     for block, scores in one_ahead(
@@ -232,7 +236,7 @@ def forward_step(settings: Settings, hides: bool, *refs: jax.Ref) -> None:
 
 def backward_step(settings: Settings, hides: bool, *refs: jax.Ref) -> None:
     """Writes the gradients of queries, keys and values, [T, width] each, of one grid step."""
-    hide, refs = hiding(hides, refs)
+    hide, refs = hiding(settings, hides, refs)
     q, k, v, out, softmax, d_out = (ref[...] for ref in refs[:6])
     dq_ref, dk_ref, dv_ref = refs[6:]
     keys, values = per_head(k, settings), per_head(v, settings)
@@ -280,8 +284,11 @@ def one_ahead(start: Callable[[Block], Array], blocks: list[Block]) -> Iterator[
         yield block, now
 
 
-def hiding(hides: bool, refs: tuple) -> tuple[Callable, tuple]:
+def hiding(settings: Settings, hides: bool, refs: tuple) -> tuple[Callable, tuple]:
     """Returns the function that hides keys in scores [T, size] of a block, and the other refs."""
+    if settings.causal:
+        hide, refs = hiding(settings._replace(causal=False), hides, refs)
+        return lambda scores, block: hide(later_hidden(scores, block), block), refs
     if not hides:
         return lambda scores, block: scores, refs
     hidden, *refs = refs
@@ -295,6 +302,12 @@ def hiding(hides: bool, refs: tuple) -> tuple[Callable, tuple]:
         lambda scores, block: jnp.where(of_keys == of_queries[:, block.queries], scores, LOWEST),
         tuple(refs),
     )
+
+
+def later_hidden(scores: Array, block: Block) -> Array:
+    """Hides the keys after each query in scores [T, size] of a block."""
+    key, query = (jax.lax.broadcasted_iota(jnp.int32, scores.shape, axis) for axis in (0, 1))
+    return jnp.where(key <= query + block.queries.start, scores, LOWEST)
 
 
 def per_head(x: Array, settings: Settings) -> list[Array]:
