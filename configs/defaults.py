@@ -115,10 +115,11 @@ MODEL = {
     "ffn_bias": (True, "in the layers of the dense feed-forward"),
     "unroll": (True, "false: blocks in a loop; compiles faster, runs slower"),
     "remat": ("none", "none, block: less memory, a third more work"),
-    "ffn": ("mlp", "mlp, moe, top_k_mlp, product_key; in the blocks of ffn_blocks"),
+    "ffn": ("mlp", "mlp, moe, soft_moe, top_k_mlp, product_key; in the blocks of ffn_blocks"),
     "ffn_blocks": ("all", "all, every_6 (blocks 5, 11, ...), last_2"),
     "routing_groups": (0, "of blocks; 0: each block routes", 0),
     "moe": (None, "the section of ffn=moe"),
+    "soft_moe": (None, "the section of ffn=soft_moe"),
 }
 IMAGE_MODEL = {
     "patch_size": (16, "pixels a side of a token"),
@@ -134,6 +135,7 @@ TEXT_MODEL = {
     "ffn_dropout": (False, "whether dropout also acts within the feed-forward"),
 }
 LANGUAGE_MODEL = {
+    "allow_mixing": (False, "whether experts may see later tokens: expert_choice, soft_moe"),
     "ffn_dropout": (True, "whether dropout also acts within the feed-forward"),
     "top_k_mlp": (None, "the section of ffn=top_k_mlp"),
     "product_key": (None, "the section of ffn=product_key"),
@@ -201,6 +203,13 @@ LOSSES = {  # config.model.moe.losses: a weight for each
     "z": (0.0, "squared logsumexp of the scores, Zoph et al. 2022"),
     "over": ("batch", "statistics are over: batch, group"),
 }
+SOFT_MOE = {  # config.model.soft_moe
+    "mlp_dim": (4096, "hidden width of an expert", 1, 2**18),
+    "num_experts": (4, "E", 1, 2**12),
+    "capacity_factor": (1.0, "slots of all experts, for each token"),
+    "activation": ("gelu_tanh", "as model.activation"),
+    "use_bias": (True, "in the layers of an expert"),
+}
 TOP_K_MLP = {  # config.model.top_k_mlp
     "mlp_dim": (2053, "F", 1, 2**18),
     "num_active": (128, "the largest of the F hidden units"),
@@ -225,6 +234,7 @@ MODELS = {
     "model.moe": EXPERTS | LANGUAGE_EXPERTS,
     "model.moe.router": ROUTER,
     "model.moe.losses": LOSSES,
+    "model.soft_moe": SOFT_MOE,
     "model.top_k_mlp": TOP_K_MLP,
     "model.product_key": PRODUCT_KEY | {"kernel_init": ("pre_norm", "as model.kernel_init")},
 }

@@ -102,7 +102,8 @@ LANGUAGE_SIZES = {
 LANGUAGE_FAMILIES = {"": {"ffn": "dense"}}
 
 # Option ffn -> config.model.ffn.
-FFNS = {"dense": "mlp", "moe": "moe", "top_k": "top_k_mlp", "product_key": "product_key"}
+FFNS = {"dense": "mlp", "moe": "moe", "soft_moe": "soft_moe", "top_k": "top_k_mlp"}
+FFNS |= {"product_key": "product_key"}
 # Routers with their own fields, see widenet_jax/nn/moe/routers.
 ROUTERS = {
     "top_k": ("noise_std",),  # WideNet
@@ -114,6 +115,7 @@ ROUTERS = {
     "sinkhorn": ("expert_dropout",),  # S-BASE
     "sinkhorn_released": ("expert_dropout",),  # as Csordás et al. released it
     "hierarchical": ("groups", "selected_groups"),  # Shazeer et al. 2017, appendix B
+    "expert_choice": (),  # Zhou et al. 2022
 }
 # The losses of a router's paper with their weights there; other routers have SIGMA_MOE_LOSSES.
 ROUTER_LOSSES = {
@@ -121,6 +123,7 @@ ROUTER_LOSSES = {
     "noisy_top_k": {"importance": 0.1, "load": 0.1},
     "hierarchical": {"importance": 0.1, "load": 0.1},
     "switch": {"switch": 0.01},
+    "expert_choice": {},
 }
 SIGMA_MOE_LOSSES = {"entropy": 0.001}  # Csordás et al. 2023
 # Option entropy_of of language models -> the loss that has the weight of the entropy loss.
@@ -203,6 +206,8 @@ def language_model(size: str, ffn: str, options: Mapping) -> dict:
         model["dtype"] = "float32"
     if ffn == "moe":
         model["moe"] = sigma_moe_section(base, options, model["dropout"])
+    elif ffn == "soft_moe":
+        model["soft_moe"] = soft_moe_section(base["width"], base | options)
     elif ffn == "top_k":
         names = {"mlp_dim": model["mlp_dim"], "num_active": base["num_active"]}
         model["top_k_mlp"] = names | chosen(options, "num_active") | {"kernel_init": init}
@@ -236,7 +241,7 @@ def sigma_moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
         loss = ENTROPY_OF[options.get("entropy_of", "all")]
         section["losses"] |= {"entropy": 0.0, loss: options.get("entropy", base["entropy"])}
     return section | {
-        "capacity_rule": "unlimited",
+        "capacity_rule": "paper" if options.get("router") == "expert_choice" else "unlimited",
         "activation": "relu",
         "use_bias": False,
         "dropout": dropout if hidden_dropout(options) else 0.0,
@@ -289,8 +294,10 @@ def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:
 def experts_section(options: Mapping) -> dict:
     """Returns `config.model.moe`. Options are mlp_dim, experts, selected, router, ..."""
     section = values(defaults.EXPERTS)
-    section |= chosen(options, "mlp_dim", "capacity_factor", "examples_per_group")
     router = options.get("router", "top_k")
+    if router == "expert_choice":  # K experts for a token on average
+        section |= {"capacity_factor": 1.0, "capacity_factor_eval": 1.0}
+    section |= chosen(options, "mlp_dim", "capacity_factor", "examples_per_group")
     section["num_experts"] = options.get("experts", section["num_experts"])
     section["num_selected_experts"] = options.get("selected", section["num_selected_experts"])
     experts, selected = section["num_experts"], section["num_selected_experts"]
@@ -330,11 +337,19 @@ def ffn_sections(model: Mapping, options: Mapping) -> dict[str, dict]:
     if model["ffn"] == "top_k_mlp":
         usual = {"mlp_dim": width, "num_active": max(1, width // 8), "activation": "relu"}
         return {"top_k_mlp": usual | chosen(options, "num_active")}
+    if model["ffn"] == "soft_moe":
+        return {"soft_moe": soft_moe_section(width, options)}
     if model["ffn"] == "product_key":
         parameters = dense_parameters(model["embed_dim"], width)
         num_keys = matched_num_keys(parameters, model["embed_dim"], 4)
         return {"product_key": product_key_section({"num_keys": num_keys} | options)}
     return {}
+
+
+def soft_moe_section(width: int, options: Mapping) -> dict:
+    """Returns `config.model.soft_moe`."""
+    section = values(defaults.SOFT_MOE) | {"mlp_dim": width} | chosen(options, "capacity_factor")
+    return section | {"num_experts": options.get("experts", section["num_experts"])}
 
 
 def product_key_section(options: Mapping) -> dict:

@@ -36,7 +36,7 @@ def loop_of(text: str) -> dict:
 
 # Option -> its type, or a table of its choices.
 COMMON = {
-    "ffn": FFNS,  # dense, moe, top_k, product_key
+    "ffn": FFNS,  # dense, moe, soft_moe, top_k, product_key
     "depth": int,
     "loop": loop_of,  # 3x3, 2+8x2+2, 1x6+1x6, ABCBAx1
     "mlp_dim": int,  # F; of language models with ffn=moe, G of an expert
@@ -121,9 +121,10 @@ OF_EXPERTS += ("examples_per_group", "expert_dropout", "hidden_dropout", "entrop
 OF_KEYS = ("num_keys", "key_heads", "knn", "weights", "combine_heads", "query_dim", "table_init")
 NEEDS = {
     **dict.fromkeys(OF_EXPERTS, ("moe",)),
+    **dict.fromkeys(("experts", "capacity_factor"), ("moe", "soft_moe")),
     **dict.fromkeys(OF_KEYS, ("product_key",)),
     "num_active": ("top_k",),
-    "ffn_blocks": ("moe", "top_k", "product_key"),
+    "ffn_blocks": ("moe", "soft_moe", "top_k", "product_key"),
     "parameter_matched": ("dense", "top_k", "product_key"),
 }
 

@@ -61,7 +61,8 @@ def page() -> str:
     for title, rows in kinds.items():
         parts += [f"## Models of {title}\n", table({"model": set_fields(rows)})]
     for section, title in FEED_FORWARDS.items():
-        of_section = {name: rows for name, rows in defaults.MODELS.items() if section in name}
+        here = f"model.{section}."
+        of_section = {k: v for k, v in defaults.MODELS.items() if f"{k}.".startswith(here)}
         parts += [f"## {title}\n", f"With `config.model.ffn={section}`:\n", table(of_section)]
     return "\n".join(parts)
 
@@ -74,6 +75,7 @@ def set_fields(rows: Mapping[str, tuple]) -> dict[str, tuple]:
 # The section of a feed-forward -> the title of its table.
 FEED_FORWARDS = {
     "moe": "Mixture of experts",
+    "soft_moe": "Soft mixture of experts",
     "top_k_mlp": "The largest hidden units",
     "product_key": "Product keys",
 }

@@ -81,6 +81,11 @@ RUNS = {
     # With experts, some of which are hidden from each token, or balanced over the batch.
     "sigma_moe": ("configs/language_model.py:tiny,preset=sigma_moe", LANGUAGE_OVERRIDES),
     "s_base": ("configs/language_model.py:tiny,preset=s_base", LANGUAGE_OVERRIDES),
+    "expert_choice": ("configs/digits.py:widenet_tiny,router=expert_choice", OVERRIDES),
+    "soft_moe": (
+        "configs/digits.py:widenet_tiny,ffn=soft_moe",
+        {name: value for name, value in OVERRIDES.items() if ".moe." not in name},
+    ),
     "text_tiny": ("configs/text_tiny.py:widenet_4_tiny", TEXT_OVERRIDES),
 }
 PATIENCE_SECONDS = 240

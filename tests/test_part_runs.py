@@ -1,15 +1,18 @@
 """Whole runs with parts that keep or move parameters in their own way: 30 steps, resumed, moved."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import assert_same_end, at_step, final_state, metrics_of, run_here
+from small_runs import RUNS, assert_same_end, at_step, final_state, metrics_of, run_here
 
-LOOPED = {"model.loop.core": ((1, 2),), "data.path": "", "optimizer.schedule": "constant"}
-LOOPED |= {"duration": "30 steps", "evaluation.every": "30 steps", "evaluation.batch_size": 16}
+LONG = {"duration": "30 steps", "evaluation.every": "30 steps", "optimizer.schedule": "constant"}
+LOOPED = {"model.loop.core": ((1, 2),), "data.path": "", "evaluation.batch_size": 16}
+FAST = {"optimizer.learning_rate": 0.005, "augment.mixup_alpha": 0.0}
 CASES = {
-    "balance bias": {
+    "balance bias": LOOPED
+    | {
         "model.activation": "swiglu",
         "model.moe.activation": "swiglu",
         "model.moe.shared_experts": 1,
@@ -18,13 +21,16 @@ CASES = {
         "optimizer.sign_rate": 0.01,
         "optimizer.ema_decay": 0.9,
     },
-    "muon": {
+    "muon": LOOPED
+    | {
         "optimizer.name": "muon",
         "optimizer.learning_rate": 0.02,
         "optimizer.momentum": 0.95,
         "optimizer.weight_decay": 0.1,
         "optimizer.tied_rate": "sqrt",
     },
+    "expert_choice": {"model.moe.num_selected_experts": 1} | FAST,
+    "soft_moe": FAST,
 }
 
 
@@ -32,14 +38,18 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_it_learns_resumes_with_the_same_bytes_and_moves(tmp_path: Path, name: str):
     """Also on eight devices that share parameters and experts: nearly the same losses."""
-    fields, one = LOOPED | CASES[name], tmp_path / "one"
-    run_here(one, run="sigma_moe", **fields)
+    fields, one = LONG | CASES[name], tmp_path / "one"
+    kind = name if name in RUNS else "sigma_moe"
+    run_here(one, run=kind, **fields)
     broken = at_step(tmp_path / "broken", one, 20)
-    run_here(broken, run="sigma_moe", **fields)
+    run_here(broken, run=kind, **fields)
     assert_same_end(broken, one)
     eight = tmp_path / "eight"
     shards = {"sharding.fsdp": 2, "sharding.expert": 2}
-    run_here(eight, run="sigma_moe", devices=8, **fields, **shards)
+    if name == "expert_choice":
+        rate = json.loads((one / "result.json").read_text())["no_expert_rate"]
+        assert 0 < rate < 1
+    run_here(eight, run=kind, devices=8, **fields, **shards)
     losses = [[row["loss"] for row in metrics_of(run)] for run in (one, eight)]
     np.testing.assert_allclose(*losses, rtol=1e-4)
     assert np.mean(losses[0][-3:]) < 0.9 * losses[0][0]

@@ -28,7 +28,8 @@ class Routing:
     """The assignment of tokens to experts in one routing operation.
 
     Attributes:
-      expert_index: [G, S, K] int32, the chosen experts, best first.
+      expert_index: [G, S, K] int32, the chosen experts, best first; where experts choose, E in
+        place of those that did not.
       gate: [G, S, K] float32, the weight of each chosen expert's output. Not necessarily a
         probability.
       router_probs: [G, S, E] float32, a distribution over the experts: softmax of the scores, with

@@ -16,7 +16,7 @@ from widenet_jax.main import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "CONFIG.md"
-FFNS = ("top_k", "product_key")
+FFNS = ("soft_moe", "top_k", "product_key")
 CONFIGS = [
     *("digits", "cifar10", "finetune", "tiny_imagenet", "text_tiny", "text_pretrain:widenet_16"),
     *("imagenet:vit_b", "imagenet:widenet_b,preset=authors_code", "language_model:tiny,ffn=moe"),

@@ -92,7 +92,8 @@ def test_rows_of_the_tables():
     sigma = moe("wt_s_star,preset=sigma_moe")
     sizes = ("num_experts", "mlp_dim", "num_selected_experts")
     assert [sigma[key] for key in sizes] == [128, 128, 4]
-    assert sigma["router"] == {"name": "sigmoid", "expert_dropout": 0.05}
+    router = {"name": "sigmoid", "expert_dropout": 0.05, "bias_balancing": False}
+    assert sigma["router"] == router
     assert {k: v for k, v in sigma["losses"].items() if v} == {"entropy": 1e-3, "over": "batch"}
     assert (sigma["capacity_rule"], sigma["activation"]) == ("unlimited", "relu")
     assert (sigma["use_bias"], sigma["dropout"], sigma["output_dropout"]) == (False, 0.0, 0.1)

@@ -33,12 +33,15 @@ class LanguageModel(BlockSettings, kw_only=True):
       vocab_size: V.
       embed_dim: D, even.
       dropout: rate after the embedding and before the output layer, too.
+      allow_mixing: whether a feed-forward may see later tokens (its attribute `mixes`); losses are
+        then not those of a language model.
       The rest: see `block_settings.BlockSettings`.
     """
 
     vocab_size: int
     embed_dim: int
     causal: bool = True
+    allow_mixing: bool = False
 
     @nn.compact
     def __call__(self, inputs: Mapping[str, Array], *, train: bool) -> tuple[dict[str, Array], Aux]:
@@ -79,6 +82,11 @@ class LanguageModel(BlockSettings, kw_only=True):
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""
         super().check()
         self.check_attention(self.embed_dim)
+        if getattr(self.build_ffn(self.ffn), "mixes", False) and not self.allow_mixing:
+            raise BadInputError(
+                f"config.model.ffn={self.ffn}: these experts see later tokens, the answers of a "
+                "language model; choose others, or set config.model.allow_mixing=true"
+            )
         loops = Loop.of(self.loop).counts.eval
         if loops and self.has_memory:
             raise BadInputError(

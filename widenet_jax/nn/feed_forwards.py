@@ -24,7 +24,8 @@ The field `examples_per_group`, where a feed-forward has it, says how many conse
 a batch it works on together. A feed-forward that returns a routing for later blocks to follow has
 the class attribute `routes = True`. To have its router tied otherwise than its experts
 (`config.model.loop.tie.router`) it takes one, `router=`, which its method
-`build_router(parent, name)` builds.
+`build_router(parent, name)` builds. A feed-forward in which a token's output depends on tokens
+after it has the attribute `mixes = True`: a language model refuses it unless it is asked for.
 
 To add a feed-forward: a file with a class, and one entry below, the class or its dotted name.
 """
@@ -47,6 +48,7 @@ COMMON = {
 FEED_FORWARDS: dict[str, type[nn.Module] | str] = {
     PLAIN: "widenet_jax.nn.mlp:Mlp",
     "moe": "widenet_jax.nn.moe.layer:MoeLayer",
+    "soft_moe": "widenet_jax.nn.moe.soft:SoftMoe",
     "top_k_mlp": "widenet_jax.nn.mlp:TopKMlp",
     "product_key": "widenet_jax.nn.product_key:ProductKey",
 }

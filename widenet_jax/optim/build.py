@@ -1,4 +1,28 @@
-"""The optimizer of `config.optimizer`: schedules, updates, layer decay, freezing, averages."""
+"""The optimizer of `config.optimizer`: schedules, updates, layer decay, freezing, averages.
+
+Fields of `config.optimizer`:
+  name: lamb, sgd, adamw or muon.
+  schedule, learning_rate, end_learning_rate: see `build_schedule` (`constant` needs no end).
+  warmup: a duration, see `durations`; "0 steps" means no warm-up.
+  b1, b2, eps: lamb and adamw. momentum: sgd, and muon (there usually 0.95).
+  adam_rate: of muon, whose parameters other than matrices AdamW updates at this share of the
+    learning rate.
+  weight_decay: inside LAMB's trust ratio; an L2 loss term in SGD (it enters before the
+    momentum); decoupled in AdamW and Muon. All are scaled by the learning rate.
+  grad_clip_norm: the largest global norm; 0 turns clipping off.
+  exclude_norm_and_bias: whether norms and biases are excluded from weight decay and, under
+    LAMB, have trust ratio 1.
+  decay_exclude: regex of whole paths that are also excluded from weight decay; '' for none.
+  layer_decay: factor of the learning rate from each layer to the one below, in (0, 1]; see
+    `layer_factors`.
+  tied_rate: "none", or the update of a parameter that g steps of the loop run is divided by its
+    square root ("sqrt") or by g ("visits"), weight decay included.
+  sign_rate: u of the routers' balancing biases, see `with_signs`.
+  freeze: "none" or "backbone", whose parameters then stay as they are.
+  ema_decay: of an average of the parameters, see `with_average`; 0 for none.
+  accumulation_steps: used by the train step, ignored here.
+A field that the chosen optimizer does not use has no effect.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,31 +59,8 @@ def build_optimizer(
 ) -> tuple[Transformation, optax.Schedule]:
     """Builds the optimizer: clipping by the global norm, then LAMB, SGD, AdamW or Muon.
 
-    Fields of `optimizer`:
-      name: lamb, sgd, adamw or muon.
-      schedule, learning_rate, end_learning_rate: see `build_schedule` (`constant` needs no end).
-      warmup: a duration, see `durations`; "0 steps" means no warm-up.
-      b1, b2, eps: lamb and adamw. momentum: sgd, and muon (there usually 0.95).
-      adam_rate: of muon, whose parameters other than matrices AdamW updates at this share of the
-        learning rate.
-      weight_decay: inside LAMB's trust ratio; an L2 loss term in SGD (it enters before the
-        momentum); decoupled in AdamW and Muon. All are scaled by the learning rate.
-      grad_clip_norm: the largest global norm; 0 turns clipping off.
-      exclude_norm_and_bias: whether norms and biases are excluded from weight decay and, under
-        LAMB, have trust ratio 1.
-      decay_exclude: regex of whole paths that are also excluded from weight decay; '' for none.
-      layer_decay: factor of the learning rate from each layer to the one below, in (0, 1]; see
-        `layer_factors`.
-      tied_rate: "none", or the update of a parameter that g steps of the loop run is divided by its
-        square root ("sqrt") or by g ("visits"), weight decay included.
-      sign_rate: u of the routers' balancing biases, see `with_signs`.
-      freeze: "none" or "backbone", whose parameters then stay as they are.
-      ema_decay: of an average of the parameters, see `with_average`; 0 for none.
-      accumulation_steps: used by the train step, ignored here.
-    A field that the chosen optimizer does not use has no effect.
-
     Args:
-      optimizer: the section `config.optimizer`.
+      optimizer: the section `config.optimizer`, see above.
       params_or_shapes: the parameters or their shapes, whose paths are checked.
       depth: L, number of the model's blocks.
       places: at which blocks run each scope of the encoder, see `nn.loop.places_of`.

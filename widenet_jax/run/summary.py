@@ -75,11 +75,15 @@ def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:
 
 
 def routing_means(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns "drop_rate" and "expert_load", means over all blocks; {} of a dense model."""
+    """Returns means over all blocks; {} of a dense model.
+
+    "drop_rate" and "expert_load"; where experts choose tokens, "no_expert_rate".
+    """
     if "load" not in metrics:
         return {}
+    rates = [name for name in ("no_expert_rate", "drop_rate") if name in metrics]
     return {
-        "drop_rate": float(np.mean(metrics["drop_rate"])),
+        **{name: float(np.mean(metrics[name])) for name in rates},
         "expert_load": np.mean(metrics["load"], axis=0).round(4).tolist(),
     }
 

@@ -67,8 +67,10 @@ def beside(metric: str, result: Mapping[str, Any]) -> str:
 
 
 def routing_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns rows on "drop_rate" and "expert_load", over all blocks; [] for a dense model."""
+    """Returns rows on the rates and "expert_load" of all blocks; [] for a dense model."""
     if "drop_rate" not in result:
         return []
     load = "  ".join(f"{share:.1%}" for share in result["expert_load"])
-    return [("token drop rate", f"{result['drop_rate']:.2%}"), ("expert load", load)]
+    rates = {"no_expert_rate": "tokens without expert", "drop_rate": "token drop rate"}
+    rows = [(title, f"{result[name]:.2%}") for name, title in rates.items() if name in result]
+    return [*rows, ("expert load", load)]

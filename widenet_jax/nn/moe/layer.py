@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 
-from widenet_jax.errors import check_group, check_range, check_section, choose
+from widenet_jax.errors import BadInputError, check_group, check_range, check_section, choose
 from widenet_jax.nn.dense import Dropout
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.mlp import ACTIVATIONS, Mlp, check_activation, products
@@ -23,10 +23,12 @@ from widenet_jax.nn.moe.losses import balance_losses
 from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.nn.moe.slots import (
     UNLIMITED,
+    assign_by_experts,
     assign_slots,
     capacity_limit,
     routing_statistics,
     summarize,
+    tokens_without_expert,
 )
 from widenet_jax.param_names import EXPERTS
 from widenet_jax.sharding import BATCH, constrain, platform
@@ -139,6 +141,22 @@ class MoeLayer(nn.Module):
         check_range(f"{SECTION}.output_dropout", self.output_dropout, 0.0, 0.99)
         choose(ACTIVATIONS, self.activation, field=f"{SECTION}.activation")
         check_activation(self.activation, self.output_activation)
+        if self.mixes:
+            self.check_experts_choose()
+
+    def check_experts_choose(self) -> None:
+        """Raises BadInputError at fields without meaning where experts choose tokens."""
+        name = self.router["name"]
+        if self.capacity_rule in (UNLIMITED, "literal"):
+            raise BadInputError(
+                f"{SECTION}.capacity_rule={self.capacity_rule}: with router.name={name} every "
+                "expert would take every token; set capacity_rule=paper"
+            )
+        if odd := [key for key, w in self.losses.items() if key not in ("z", "over") and w]:
+            raise BadInputError(
+                f"{SECTION}.losses.{odd[0]}={self.losses[odd[0]]}: with router.name={name} loads "
+                "are equal without a loss; set 0"
+            )
 
     def route(
         self, router: nn.Module, x: Array, mask: Array, *, capacity: int, train: bool
@@ -151,10 +169,13 @@ class MoeLayer(nn.Module):
         losses, loss = balance_losses(routing, mask, self.losses)
         limit = self.limit(mask.sum(axis=1, dtype=jnp.int32), train=train)
         limit = jnp.minimum(limit, capacity)
-        routing = assign_slots(
-            routing, mask, capacity=capacity, limit=limit, priority=self.priority
-        )
-        sums = routing_statistics(routing, mask, capacity)
+        if self.mixes:
+            routing = assign_by_experts(routing, mask, capacity=capacity, limit=limit)
+            lost = {"no_expert": tokens_without_expert(routing, mask)}
+        else:
+            slots = {"capacity": capacity, "limit": limit, "priority": self.priority}
+            routing, lost = assign_slots(routing, mask, **slots), {}
+        sums = routing_statistics(routing, mask, capacity) | lost
         return routing, {"loss": loss, "losses": losses, "sums": sums}
 
     def forward_flops(self, B: int, T: int, D: int) -> int:
@@ -169,12 +190,21 @@ class MoeLayer(nn.Module):
           BadInputError: an unknown router, or a field that is unknown or missing.
         """
         fields = {key: value for key, value in self.router.items() if key != "name"}
-        kind = self.router.get("name", "")
-        build = resolve(choose(ROUTERS, kind, field=f"{SECTION}.router.name"))
+        build = self.router_class()
         names = ("num_experts", "num_selected_experts", "kernel_init")
         check_section(build, fields, section=f"{SECTION}.router", decided=names)
         common = {field: getattr(self, field) for field in names}
         return build(**common, **fields, parent=parent, name=name)
+
+    def router_class(self) -> type[nn.Module]:
+        """Returns the class of the router; raises BadInputError at an unknown name."""
+        kind = self.router.get("name", "")
+        return resolve(choose(ROUTERS, kind, field=f"{SECTION}.router.name"))
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a token's experts depend on other tokens' scores, in evaluation, too."""
+        return getattr(self.router_class(), "mixes", False)
 
     def build_experts(self, embed_dim: int, *, train: bool) -> ExpertFfn:
         """Returns the experts with their parameters, and in training the key of their dropout."""

@@ -118,8 +118,33 @@ def assign_slots(
     return routing.replace(slot=jnp.where(kept, position, capacity).astype(jnp.int32))
 
 
+def assign_by_experts(routing: Routing, mask: Array, *, capacity: int, limit: Array) -> Routing:
+    """Gives each expert's slots to the real tokens with the largest probabilities for it.
+
+    Arguments as of `assign_slots`; ties go to the earlier token. A token's experts then come best
+    first, and E with gate 0 in place of those that did not take it.
+    """
+    probs = routing.router_probs  # [G, S, E]
+    real = mask[..., None]
+    order = jnp.argsort(jnp.where(real, -probs, 1), axis=1, stable=True)
+    position = jnp.argsort(order, axis=1)  # of each token among those that ask an expert
+    taken = (position < limit[:, None, None]) & real
+    E = probs.shape[-1]
+    expert = jax.lax.top_k(jnp.where(taken, probs, -1), E)[1].astype(jnp.int32)
+    expert_index = jnp.where(pick(taken, expert), expert, E)
+    slot = pick(jnp.where(taken, position, capacity), expert)
+    gate = pick(probs, expert_index)
+    return routing.replace(expert_index=expert_index, gate=gate, slot=slot.astype(jnp.int32))
+
+
+def tokens_without_expert(routing: Routing, mask: Array) -> Array:
+    """Counts the real tokens that no expert took."""
+    lost = (routing.expert_index[..., 0] == routing.router_probs.shape[-1]) & mask
+    return jax.lax.stop_gradient(lost.sum(dtype=jnp.int32))
+
+
 def choice_mask(expert_index: Array, num_experts: int) -> Array:  # [..., K] -> [..., K, E] bool
-    """Marks the expert of each choice."""
+    """Marks the expert of each choice; none where the index is E."""
     return expert_index[..., None] == jnp.arange(num_experts)
 
 
@@ -161,7 +186,9 @@ def routing_statistics(routing: Routing, mask: Array, capacity: int) -> Aux:
     statistics = {
         "load": choice_counts(routing, mask).sum(axis=0),
         "importance": (choices * routing.gate[..., None]).sum(axis=(0, 1, 2)),
-        "dropped": ((routing.slot == capacity) & mask[..., None]).sum(dtype=jnp.int32),
+        "dropped": (
+            (routing.slot == capacity) & (routing.expert_index < probs.shape[-1]) & mask[..., None]
+        ).sum(dtype=jnp.int32),
         "entropy": (entropy * mask).sum(),
         "tokens": mask.sum(dtype=jnp.int32),
     }
@@ -173,14 +200,17 @@ def summarize(statistics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
     Returns load [operations, E] and importance [operations, E] as shares of 1; drop_rate
     [operations], the share of (token, choice) pairs dropped; router_entropy [operations] in nats,
-    at most log(E).
+    at most log(E); where experts choose, no_expert_rate [operations], the share of tokens that none
+    took.
     """
     sums = {key: np.asarray(value, np.float64) for key, value in statistics.items()}
     pairs = np.maximum(sums["load"].sum(axis=-1), 1)
     gates = np.maximum(sums["importance"].sum(axis=-1, keepdims=True), 1e-30)
-    return {
+    tokens = np.maximum(sums["tokens"], 1)
+    lost = {"no_expert_rate": sums["no_expert"] / tokens} if "no_expert" in sums else {}
+    return lost | {
         "load": sums["load"] / pairs[..., None],
         "importance": sums["importance"] / gates,
         "drop_rate": sums["dropped"] / pairs,
-        "router_entropy": sums["entropy"] / np.maximum(sums["tokens"], 1),
+        "router_entropy": sums["entropy"] / tokens,
     }

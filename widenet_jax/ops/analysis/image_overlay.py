@@ -89,7 +89,8 @@ def draw_block(
     axis: Axes, trained: Trained, picture: np.ndarray, routing: TokenRouting, position: int
 ) -> None:
     """Draws one picture in one block."""
-    colours = expert_colours(routing.router_probs.shape[-1])
+    # A token's E-th expert is none, where experts choose.
+    colours = np.vstack([expert_colours(routing.router_probs.shape[-1]), np.ones(3)])
     experts = patch_grid(trained, routing.expert_index[position, 0])  # [rows, columns, K]
     dropped = patch_grid(trained, routing.dropped[position, 0])
     P = trained.model.patch_size

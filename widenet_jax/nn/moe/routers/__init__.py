@@ -16,6 +16,9 @@ products of the projection run in float32 at Precision.HIGHEST: rounding would m
 experts. A router whose own loss needs more than the fields of `Routing` puts it into
 `Routing.extra` and adds a function to `losses.LOSSES`.
 
+A router with the class attribute `mixes = True` lets experts choose: each token asks all E experts,
+and each expert takes the tokens with its largest gates (`slots.assign_by_experts`).
+
 The routers here are modules around pure functions; `scoring.py` holds what they share.
 
 To add a router: one file here, and one entry below, the class or its dotted name.
@@ -34,4 +37,5 @@ ROUTERS: dict[str, type[nn.Module] | str] = {
     "sinkhorn": f"{PLACE}.sigmoid:SinkhornRouter",
     "sinkhorn_released": f"{PLACE}.sigmoid:ReleasedSinkhornRouter",
     "hierarchical": f"{PLACE}.noisy:HierarchicalRouter",
+    "expert_choice": f"{PLACE}.softmax:ExpertChoiceRouter",
 }

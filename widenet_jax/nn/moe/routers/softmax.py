@@ -106,6 +106,24 @@ class SwitchRouter(scoring.ScoringRouter):
         return route_softmax(self.scores(x), mask, None, self.num_selected_experts, False)
 
 
+class ExpertChoiceRouter(scoring.ScoringRouter):
+    """Experts choose tokens by their softmax probabilities (Zhou et al. 2022, arXiv:2202.09368).
+
+    Each token asks all E experts; c = K times the capacity factor of them take it on average, from
+    none to all.
+
+    Attributes: see `scoring.ScoringRouter`.
+    """
+
+    mixes = True
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
+        """Routes tokens; see the contract in `moe.routers`."""
+        del key, train  # the same in training and in evaluation
+        return route_softmax(self.scores(x), mask, None, self.num_experts, False)
+
+
 def route_softmax(
     logits: Array,  # [G, S, E]
     mask: Array,  # [G, S] True for real tokens
