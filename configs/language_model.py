@@ -63,11 +63,12 @@ Test perplexity, e8 in bits a byte. Paper: one run each, no seeds. Ours: not run
 | product keys, ReLU        | product_key,combine_heads=before         | 12.77 | 9.98  | 1.11 |
 |   values of fan n^2       | product_key_init,combine_heads=before    | 12.75 | 9.96  | 1.11 |
 
-`byte_s` has 0.7M parameters and reads bytes, for comparisons on a CPU; `tiny` is for a first run on
-the embedded novel. Both train without dropout: standard_dropout and switch_no_dropout need
-dropout=0.1. Their dense widths and all numbers of product keys are solved for the parameters of the
-experts; parameter_matched=true does so for the other dense models, whose printed widths are within
-0.5% of it. variants.py has every option.
+`byte_s` has 0.7M parameters and reads bytes, for comparisons on a CPU; `loop_s` has 9 thin blocks,
+for comparisons of loops; `tiny` is for a first run on the embedded novel. All three train without
+dropout: standard_dropout and switch_no_dropout need dropout=0.1. Dense widths of `byte_s` and
+`tiny` and all numbers of product keys are solved for the parameters of the experts;
+parameter_matched=true does so for the other dense models, whose printed widths are within 0.5% of
+it. variants.py has every option.
 """
 
 from ml_collections import ConfigDict
@@ -99,7 +100,7 @@ def get_config(variant: str = "wt_s") -> ConfigDict:
             config.model.moe[name] = config.model.get_oneway_ref("dropout")
     # Adam: AdamW without decay.
     config.optimizer.update(schedule="cosine", eps=1e-8, grad_clip_norm=0.25)
-    if size in ("byte_s", "tiny"):
+    if size in ("byte_s", "loop_s", "tiny"):
         small = size == "tiny"
         config.update(
             batch_size=16,
@@ -110,6 +111,9 @@ def get_config(variant: str = "wt_s") -> ConfigDict:
             evaluation={"batch_size": 16, "every": "200 steps" if small else "500 steps"},
             checkpoint={"every": "200 steps" if small else "250 steps"},
         )
+        if size == "loop_s":
+            config.data.update(path="data/bytes", max_length=64)
+            config.update(duration="1000 steps", evaluation={"every": "1000 steps"})
         if small:
             config.data.update(path="", max_length=64)  # an embedded novel
         return config

@@ -83,6 +83,19 @@ WT_B = WT_S | {
 CPU = {"mlp_dim": None, "width": 32, "expert_dropout": 0.05, "dropout": 0.0}
 BYTE_S = {"embed_dim": 128, "depth": 3, "num_heads": 4, "head_dim": 32, "num_active": 64}
 BYTE_S |= {"key_heads": 7, "knn": 32}
+# For comparisons of loops: K G = F, so that dense layers and experts cost the same, and slots for
+# each expert, so that a step with many experts takes no longer.
+LOOP_S = {"embed_dim": 64, "depth": 9, "num_heads": 4, "head_dim": 0, "num_active": 64, "knn": 16}
+LOOP_S |= {"mlp_dim": 256, "experts": 8, "width": 128, "selected": 2, "dropout": 0.0}
+LOOP_S |= {
+    "slots": {
+        "capacity_rule": "paper",
+        "capacity_factor": 2.0,
+        "capacity_factor_eval": 4.0,
+        "examples_per_group": 16,
+        "dispatch": "gather",
+    }
+}
 TINY = {"embed_dim": 96, "depth": 2, "num_heads": 4, "head_dim": 24, "num_active": 32}
 TINY |= {"experts": 8, "selected": 2, "knn": 16}
 LANGUAGE_SIZES = {
@@ -97,6 +110,7 @@ LANGUAGE_SIZES = {
     "pes2o_s": WT_S | {"entropy": 0.0},
     "pes2o_b": WT_B,
     "byte_s": WT_S | CPU | BYTE_S,
+    "loop_s": WT_S | LOOP_S,
     "tiny": WT_S | CPU | TINY,
 }
 LANGUAGE_FAMILIES = {"": {"ffn": "dense"}}
@@ -189,7 +203,7 @@ def text_model(family: str, size: str, ffn: str, options: Mapping) -> dict:
 
 def language_model(size: str, ffn: str, options: Mapping) -> dict:
     """Returns `config.model` of a language model, as Csordás et al. 2023 compare them."""
-    base = LANGUAGE_SIZES[size]
+    base = LANGUAGE_SIZES[size] | chosen(options, "embed_dim")
     init = options.get("kernel_init", "pre_norm")
     model = of_size(defaults.MODEL | defaults.LANGUAGE_MODEL, base) | {
         "name": "language_model",
@@ -202,7 +216,7 @@ def language_model(size: str, ffn: str, options: Mapping) -> dict:
         "ffn": FFNS[ffn],
     }
     model["attention"]["name"] = "relative"
-    if size in ("byte_s", "tiny"):
+    if size in ("byte_s", "loop_s", "tiny"):
         model["dtype"] = "float32"
     if ffn == "moe":
         model["moe"] = sigma_moe_section(base, options, model["dropout"])
@@ -240,8 +254,9 @@ def sigma_moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
     if section["losses"]["entropy"]:
         loss = ENTROPY_OF[options.get("entropy_of", "all")]
         section["losses"] |= {"entropy": 0.0, loss: options.get("entropy", base["entropy"])}
+    rule = "paper" if options.get("router") == "expert_choice" else "unlimited"
+    section |= base.get("slots", {"capacity_rule": rule})
     return section | {
-        "capacity_rule": "paper" if options.get("router") == "expert_choice" else "unlimited",
         "activation": "relu",
         "use_bias": False,
         "dropout": dropout if hidden_dropout(options) else 0.0,

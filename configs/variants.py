@@ -98,6 +98,7 @@ LANGUAGE_OPTIONS = COMMON | {
     "preset": PRESETS,
     "parameter_matched": bool,  # solve the width or the number of keys for the experts' count
     "dropout": float,
+    "embed_dim": int,
     "kernel_init": str,  # of the feed-forward
     "experts": int,
     "expert_dropout": float,
