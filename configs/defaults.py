@@ -104,7 +104,8 @@ MODEL = {
     "mlp_dim": (3072, "F, hidden width of the dense feed-forward", 1, 2**18),
     "dropout": (0.1, "rate after attention and in the feed-forward"),
     "dtype": ("bfloat16", "of the computation: bfloat16, float32; parameters are float32"),
-    "norm_position": ("pre", "pre: x + f(norm(x)); post: norm(x + f(x))"),
+    "norm": ("layer", "layer, rms"),
+    "norm_position": ("pre", "pre: x + f(norm(x)); post: norm(x + f(x)); sandwich; peri"),
     "norm_epsilon": (1e-6, "added to the variance in LayerNorm"),
     "activation": ("gelu_tanh", "gelu_tanh, gelu (the exact form), relu, silu, swiglu (gated)"),
     "kernel_init": (
@@ -145,7 +146,8 @@ LOOP = {  # config.model.loop, see widenet_jax/nn/loop.py
     "core": (((12, 1),), '(layers, loops) of each group; ((1, 12),): a block 12 times; ("ABA", 1)'),
     "coda": (0, "own blocks after the core", 0, 2**10),
     "inject": ("none", "none, add, linear: how the state before the core enters each loop"),
-    "start": ("prelude", "prelude, zeros: the state with which the core begins"),
+    "start": ("prelude", "prelude, zeros, noise: the state with which the core begins"),
+    "condition": ("none", "none, index, index_state: what modulates the core's norms in each loop"),
     "embed": (False, "a learned vector of each loop is added as it begins"),
     "state_norm": (False, "a norm of the state ends each loop"),
     "residual_scale": ("1", "of the core's branches: 1, 1/loops, 1/(loops*sqrt(layers))"),
@@ -156,7 +158,13 @@ TIE = {  # config.model.loop.tie: what shares weights in the core: none, loops o
     "router": ("experts", "of the experts: experts (as they are), none, loops, core"),
     "norms": ("none", "of a block: none, loops, core"),
 }
-COUNTS = {"eval": (0, "loops of each group in evaluation; 0: as trained", 0, 2**10)}
+COUNTS = {  # config.model.loop.counts: of each group that loops
+    "train": ("fixed", "fixed: as core says; poisson; grow: from 1 to the core's in equal stages"),
+    "mean": (0, "of poisson, m; 0: the core's", 0, 2**10),
+    "sigma": (0.5, "of poisson, the deviation of log m", 0, 4),
+    "backprop_last": (8, "of poisson, the loops with a gradient", 1, 2**10),
+    "eval": (0, "loops in evaluation; 0: as trained", 0, 2**10),
+}
 ATTENTION = {  # config.model.attention
     "name": ("full", "full; relative: by distance, to a memory and earlier tokens"),
     "num_heads": (12, "N", 1, 2**12),

@@ -22,7 +22,7 @@ from widenet_jax.config.durations import Interval, to_interval, to_steps
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError, check_group, choose
 from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
-from widenet_jax.nn.loop import places_of
+from widenet_jax.nn.loop import Loop, places_of
 from widenet_jax.optim.build import build_optimizer, check_freeze
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 from widenet_jax.specs import resolve, task_spec
@@ -104,7 +104,7 @@ def build_experiment(
     sizes |= {"depth": model.depth, "total_steps": total_steps}
     sizes["places"] = places_of(model.steps())
     tx, schedule = build_optimizer(config.optimizer, params_or_shapes=params, **sizes)
-    gradients = gradients_of(config, model, task)
+    gradients = gradients_of(config, model, task, total_steps)
     init = partial(init_state, model=model, task=task, tx=tx, config=config)
     with jax.set_mesh(mesh):  # as where `init` is called: JAX traces it once for both
         shapes = jax.eval_shape(init)
@@ -146,8 +146,13 @@ def model_of(config: ConfigDict, task: Task, attention: str | None) -> nn.Module
     return model.clone(attention=other) if other else model
 
 
-def gradients_of(config: ConfigDict, model: nn.Module, task: Task) -> Gradients:
+def gradients_of(config: ConfigDict, model: nn.Module, task: Task, total_steps: int) -> Gradients:
     """Builds the gradients of a batch, or of its parts one after the other."""
+    loop = Loop.of(model.loop)
+
+    def draw_loops(key: Array, step: Array) -> Array:
+        return loop.draw(key, step / total_steps)
+
     return make_gradients(
         model=model,
         task=task,
@@ -155,6 +160,7 @@ def gradients_of(config: ConfigDict, model: nn.Module, task: Task) -> Gradients:
         accumulation_steps=config.optimizer.accumulation_steps,
         group_size=group_size(model, task),
         freeze=config.optimizer.freeze,
+        draw_loops=None if loop.counts.train == "fixed" else draw_loops,
     )
 
 

@@ -18,6 +18,7 @@ from widenet_jax.typing import Array, Aux, Inputs, PyTree
 
 COUNTERS = ("skipped_updates", "bad_examples")
 STREAMS = ("dropout", "router", "mixup")
+LOOPS = 2**31 - 1  # the number, far beyond those of parts, of the key that draws loops
 # (params, batch, step) -> (gradients, metrics)
 Gradients = Callable[[PyTree, Mapping[str, Array], Array], tuple[PyTree, Metrics]]
 
@@ -53,9 +54,18 @@ class TrainState:
 
 
 def forward(
-    model: nn.Module, params: PyTree, inputs: Inputs, rngs: Rngs | None = None
+    model: nn.Module,
+    params: PyTree,
+    inputs: Inputs,
+    rngs: Rngs | None = None,
+    *,
+    loops: Array | None = None,
 ) -> tuple[PyTree, Aux]:
-    """Computes a model's outputs and aux from its parameters; trains where rngs are given."""
+    """Computes a model's outputs and aux from its parameters; trains where rngs are given.
+
+    `loops`, how often groups of blocks loop where the step decides it, is one more input.
+    """
+    inputs = inputs if loops is None else {**inputs, "loops": loops}
     with precision_of(model):
         return model.apply({"params": gather_shared(params)}, inputs, train=bool(rngs), rngs=rngs)
 
@@ -77,6 +87,7 @@ def make_gradients(
     accumulation_steps: int,
     group_size: int,
     freeze: str = "none",
+    draw_loops: Callable[[Array, Array], Array] | None = None,
 ) -> Gradients:
     """Builds (params, batch, step) -> (gradients, metrics).
 
@@ -84,14 +95,17 @@ def make_gradients(
     and their gradients are averaged: the same update (dropout and noise apart) in less memory.
     Parts consist of whole groups of `group_size` consecutive examples, dealt out in turn, so that
     neither routing nor mixup nor the devices' shares of the batch change. `freeze` is
-    `config.optimizer.freeze`.
+    `config.optimizer.freeze`. `draw_loops` of (key, step) decides how often the whole batch loops.
     """
 
-    def part_gradients(params: PyTree, part: Mapping[str, Array], key: Array) -> tuple:
+    def part_gradients(
+        params: PyTree, part: Mapping[str, Array], key: Array, loops: Array | None
+    ) -> tuple:
+        apply = partial(forward, model, loops=loops)
         rngs = dict(zip(STREAMS, jax.random.split(key, len(STREAMS)), strict=True))
 
         def loss(params: PyTree) -> tuple[Array, Metrics]:
-            return task.loss(partial(forward, model, stop_frozen(params, freeze)), part, rngs)
+            return task.loss(partial(apply, stop_frozen(params, freeze)), part, rngs)
 
         with precision_of(model):  # hand-written backward passes are traced outside `forward`
             (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
@@ -100,18 +114,19 @@ def make_gradients(
     def gradients(params: PyTree, batch: Mapping[str, Array], step: Array) -> tuple:
         key = jax.random.fold_in(jax.random.key(seed), step)
         batch = {**batch, **task.of_whole_batch(batch)}
+        loops = draw_loops(jax.random.fold_in(key, LOOPS), step) if draw_loops else None
         if accumulation_steps == 1:
-            return part_gradients(params, batch, key)
+            return part_gradients(params, batch, key, loops)
         parts = {name: deal(x, accumulation_steps, group_size) for name, x in batch.items()}
         keys = jax.random.split(key, accumulation_steps)
 
         def body(total: PyTree, part_and_key: tuple) -> tuple[PyTree, PyTree]:
-            grads, metrics = part_gradients(params, *part_and_key)
+            grads, metrics = part_gradients(params, *part_and_key, loops)
             total = jax.tree.map(jnp.add, total, (grads, metrics.replace(carry={})))
             return total, metrics.carry
 
         first = jax.tree.map(lambda x: x[0], (parts, keys))
-        grads, metrics = jax.eval_shape(part_gradients, params, *first)
+        grads, metrics = jax.eval_shape(part_gradients, params, *first, loops)
         shapes = (grads, metrics.replace(carry={}))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         (grads, metrics), carry = jax.lax.scan(body, zeros, (parts, keys))

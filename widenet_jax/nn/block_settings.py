@@ -17,11 +17,13 @@ from widenet_jax.nn.loop import SECTION, Loop, Step, evaluated_steps
 from widenet_jax.nn.mlp import ACTIVATIONS
 from widenet_jax.specs import resolve
 
+NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 # Fields of `BlockSettings` that are names, with the names that exist.
 NAMES = {
-    "norm_position": dict.fromkeys(("pre", "post")),
+    "norm": NORMS,
+    "norm_position": dict.fromkeys(("pre", "post", "sandwich", "peri")),
     "activation": ACTIVATIONS,
     "kernel_init": KERNEL_INITS,
     "remat": dict.fromkeys(("none", "block")),
@@ -42,8 +44,11 @@ class BlockSettings(nn.Module):
       routing_groups: 0, every block routes for itself; G, routing is shared by G groups of
         depth/G consecutive blocks (WideNet, Fig. 3).
       feed_forwards: the fields of each feed-forward, by its name.
-      norm_position: "pre": x + f(norm(x)), and a last norm; or "post": norm(x + f(x)).
-      norm_epsilon: added to the variance in every LayerNorm.
+      norm: "layer", LayerNorm; or "rms", x / sqrt(mean(x^2) + epsilon) times a scale.
+      norm_position: "pre": x + f(norm(x)); "post": norm(x + f(x)); "sandwich": norm2(x +
+        f(norm(x))) (arXiv:2502.05171); "peri": x + f(x), where the norm feeds queries, keys and
+        routers alone (MoEUT, arXiv:2405.16039). All but "post" end with a last norm.
+      norm_epsilon: added to the variance in every norm.
       dropout: rate after attention and in the feed-forward.
       ffn_dropout: whether dropout acts within the feed-forward, after its activation, too.
       activation: a name in `nn.mlp.ACTIVATIONS`.
@@ -63,6 +68,7 @@ class BlockSettings(nn.Module):
     ffn_blocks: str | tuple[int, ...] = "all"
     routing_groups: int = 0
     feed_forwards: Mapping[str, Mapping] = FrozenDict()
+    norm: str = "layer"
     norm_position: str = "pre"
     norm_epsilon: float = 1e-6
     dropout: float = 0.0
@@ -101,21 +107,37 @@ class BlockSettings(nn.Module):
             choose(KERNEL_INITS, init, field=f"{place}.kernel_init")
             check_range(f"{place}.dropout", own.get("dropout", self.dropout), 0.0, 0.99)
         loop, size = Loop.of(self.loop), self.blocks_per_routing()
+        self.check_peri()
         if loop.prelude % size:
             raise BadInputError(
                 f"config.model.routing_groups={self.routing_groups} shares a routing between the "
                 f"prelude of {loop.prelude} and the core; choose a {SECTION}.prelude that {size} "
                 "divides"
             )
-        if loop.counts.eval and self.routing_groups:
-            raise BadInputError(
-                f"{SECTION}.counts.eval={loop.counts.eval} needs config.model.routing_groups=0"
-            )
+        others = [f"eval={loop.counts.eval}"] if loop.counts.eval else []
+        others += [f"train={loop.counts.train}"] if loop.counts.train != "fixed" else []
+        if others and self.routing_groups:
+            raise BadInputError(f"{SECTION}.counts.{others[0]} needs config.model.routing_groups=0")
         if loop.own_router and not self.routes:
             raise BadInputError(
                 f"{SECTION}.tie.router={loop.tie.router} has no effect on "
                 f"config.model.ffn={self.ffn}, which routes nothing; give experts, or choose a "
                 "model with experts"
+            )
+
+    def check_peri(self) -> None:
+        """Raises BadInputError where the norms are to feed what a part does not tell apart."""
+        place = "config.model.norm_position=peri"
+        if self.norm_position == "peri" and set(map(self.routing_ffn, self.ffn_names())) != {True}:
+            raise BadInputError(
+                f"{place} normalises what routers read, and config.model.ffn={self.ffn} in the "
+                f"blocks config.model.ffn_blocks={self.ffn_blocks} leaves blocks without; give "
+                "ffn=moe and ffn_blocks=all, or another norm_position"
+            )
+        if self.norm_position == "peri" and not getattr(self.build_attention(), "values", False):
+            raise BadInputError(
+                f"{place} normalises queries and keys alone, and config.model.attention.name="
+                f"{self.attention['name']} has no values apart; give full or switch_head"
             )
 
     def check_attention(self, embed_dim: int) -> None:
@@ -171,7 +193,8 @@ class BlockSettings(nn.Module):
     def steps(self, *, train: bool = True) -> tuple[Step, ...]:
         """Returns the blocks in the order in which they run, in training or evaluation."""
         loop = Loop.of(self.loop)
-        steps = loop.steps(self.ffn_names(), self.blocks_per_routing())
+        norms_out = self.norm_position == "sandwich"
+        steps = loop.steps(self.ffn_names(), self.blocks_per_routing(), norms_out=norms_out)
         return steps if train or not loop.counts.eval else evaluated_steps(loop, steps)
 
     @property
@@ -182,7 +205,11 @@ class BlockSettings(nn.Module):
     @property
     def routes(self) -> bool:
         """Whether the feed-forward routes tokens."""
-        return getattr(self.build_ffn(self.ffn), "routes", False)
+        return self.routing_ffn(self.ffn)
+
+    def routing_ffn(self, kind: str) -> bool:
+        """Whether the feed-forward `kind` routes tokens."""
+        return getattr(self.build_ffn(kind), "routes", False)
 
     @property
     def examples_per_group(self) -> int:

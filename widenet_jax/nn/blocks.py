@@ -5,6 +5,7 @@ shares attention and a mixture of experts and gives each block its own norms. `l
 grammar of these and of others.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -12,18 +13,21 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.block_settings import DTYPES, BlockSettings
+from widenet_jax.nn.block_settings import DTYPES, NORMS, BlockSettings
 from widenet_jax.nn.dense import Dense
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.loop import Loop, Step, stretches
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux, Routing
 
+NOISE_STD = math.sqrt(2 / 5)  # of a state that starts as noise (arXiv:2502.05171)
+
 
 class Blocks(BlockSettings):
     """A stack of blocks: x + attention(norm(x)), then x + ffn(norm(x)) (WideNet, eqs. 6 and 7).
 
-    `loop` names the parameters of its parts; the last norm is `norm_out`.
+    `loop` names the parameters of its parts; the last norm is `norm_out`. `norm_position` has other
+    places of the norms.
 
     With a memory, a block's attention sees what came before x, too: the block's inputs of earlier
     calls, before their norm (Transformer-XL, arXiv:1901.02860).
@@ -48,6 +52,7 @@ class Blocks(BlockSettings):
         memory_length: Array | None = None,  # [B] int32: rows of the memory, the latest, to see
         entry: Array | None = None,  # [B, T, D] the state before the core, for a piece of it
         loop_numbers: Array | None = None,  # [steps] int32, for a piece of the core
+        loops: Array | None = None,  # int32: how often groups loop; None: as the core says
         train: bool,
     ) -> tuple[Array, Aux, Array | None]:
         """Runs the blocks.
@@ -62,13 +67,13 @@ class Blocks(BlockSettings):
         else:
             seen = {"memory_length": memory_length}
         # Parameters are initialised block by block, however the blocks run later.
-        plain = bool(self.some_steps) or (self.unroll and self.remat == "none")
+        plain = bool(self.some_steps) or (self.unroll and self.remat == "none" and loops is None)
         other_loops = not train and Loop.of(self.loop).counts.eval
-        run = self.run_pieces
+        run = partial(self.run_pieces, loops=loops)
         if plain or other_loops or self.is_initializing():
             run = partial(self.run_blocks, entry=entry, loop_numbers=loop_numbers)
         x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
-        if self.last_norm and self.norm_position == "pre":
+        if self.last_norm and self.norm_position != "post":
             x = self.build_norm(NORM_OUT)(x)
         return x, aux, memory
 
@@ -88,7 +93,9 @@ class Blocks(BlockSettings):
         Args:
           seen: which other tokens attention sees: mask and segment_ids, or memory_length.
         """
-        loop, pre = Loop.of(self.loop), self.norm_position == "pre"
+        loop, position = Loop.of(self.loop), self.norm_position
+        before, peri = position != "post", position == "peri"
+        after = {"post": "norm_{}", "sandwich": "norm_{}_out"}.get(position, "")
         as_trained = train or self.is_initializing()
         if loop_numbers is None:
             loop_numbers = (loop if as_trained else loop.evaluated()).loop_numbers()
@@ -98,35 +105,64 @@ class Blocks(BlockSettings):
         routing: Routing | None = None
         for step in self.some_steps or self.steps(train=as_trained):
             of = {k: parts.get(scope, partial(self.build, k, step)) for k, scope in step.scopes}
+            number = loop_numbers[step.index]
+            norm = partial(self.normed, parts, step, of, number)
             with jax.named_scope(f"block_{step.index:02d}"):
                 if not self.some_steps and step.index == loop.prelude:
-                    x, entry = started(x, loop)
+                    x, entry = self.started(x, train=train)
                 if step.begins is not None:
                     begin = partial(self.build_start, step.begins)
-                    begin = parts.get(f"core_{step.begins}_start", begin)
-                    x = begin(x, entry, loop_numbers[step.index])
+                    x = parts.get(f"core_{step.begins}_start", begin)(x, entry, number)
                 if memory is not None:
                     old = memory[:, step.index]
                     memories.append(updated(old, x))
-                    seen = seen | {"memory": of["norm_attention"](old) if pre else old}
-                y = of["norm_attention"](x) if pre else x
+                    seen = seen | {"memory": norm("norm_attention", old) if before else old}
+                y = norm("norm_attention", x) if before else x
                 if parts.due(of["attention"]):
-                    output, aux = of["attention"](y, **seen, train=train)
+                    values = {"values": x} if peri else {}
+                    output, aux = of["attention"](y, **seen, **values, train=train)
                     x = x + scaled(output, step.scale)
                     auxes.append(aux)
-                x = x if pre else of["norm_attention"](x)
-                y = of["norm_ffn"](x) if pre else x
+                x = norm(after.format("attention"), x) if after else x
+                y = norm("norm_ffn", x) if before else x
                 if parts.due(of["ffn"], of.get("router")):
-                    router = {"router": of["router"]} if "router" in of else {}
+                    others = {"router": of["router"]} if "router" in of else {}
+                    y, others = (x, others | {"selection": y}) if peri else (y, others)
                     routing = None if step.routes else routing
-                    output = of["ffn"](y, mask=mask, train=train, routing=routing, **router)
+                    output = of["ffn"](y, mask=mask, train=train, routing=routing, **others)
                     x, routing = x + scaled(output.y, step.scale), output.routing
                     auxes.append(output.aux)
-                x = x if pre else of["norm_ffn"](x)
+                x = norm(after.format("ffn"), x) if after else x
                 if step.ends is not None:
                     x = parts.get(f"core_{step.ends}_norm_state", self.build_norm)(x)
         aux = over_operations(jnp.stack, auxes)
         return x, aux, jnp.stack(memories, axis=1) if memories else None
+
+    def normed(
+        self, parts: "Parts", step: Step, of: dict, number: Array | int, part: str, x: Array
+    ) -> Array:
+        """Applies the norm `part` of a step, modulated by the loop's number where it knows it."""
+        y = of[part](x)
+        if not step.loops:
+            return y
+        scope = f"{dict(step.scopes)[part]}_condition"
+        loop, dtype = Loop.of(self.loop), DTYPES[self.dtype]
+        init = KernelInit(self.kernel_init, self.depth)
+        fields = (step.loops, loop.condition == "index_state", init, dtype)
+        build = lambda name: Condition(*fields, parent=self, name=name)  # noqa: E731
+        return parts.get(scope, build)(y, number)
+
+    def started(self, x: Array, *, train: bool) -> tuple[Array, Array]:
+        """Returns the state with which the core begins, and the entry: the state before it."""
+        start = Loop.of(self.loop).start
+        if start == "zeros":
+            return jnp.zeros_like(x), x
+        if start == "noise":
+            drawn = train and self.has_rng("router")
+            key = self.make_rng("router") if drawn else jax.random.key(0)
+            noise = jax.random.truncated_normal(key, -3.0, 3.0, x.shape)
+            return (noise * NOISE_STD).astype(x.dtype), x
+        return x, x
 
     def build_start(self, group: int, name: str) -> nn.Module:
         """Builds what begins each loop of a group."""
@@ -146,7 +182,14 @@ class Blocks(BlockSettings):
         return self.build_norm(scope)
 
     def run_pieces(
-        self, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
+        self,
+        x: Array,
+        memory: Array | None,
+        *,
+        loops: Array | None,
+        seen: dict,
+        mask: Array | None,
+        train: bool,
     ) -> tuple[Array, Aux, Array | None]:
         """Runs the blocks in equal pieces, each one function of its parameters and its memory.
 
@@ -158,52 +201,83 @@ class Blocks(BlockSettings):
         pieces = [tuple(s.within(i) for s in steps[i : i + size]) for i in starts]
         shared, own = self.split_parameters(size)
         keys = {name: self.make_rng(name) for name in ("dropout", "router") if self.has_rng(name)}
-        plain = {"remat": "none", "unroll": True, "last_norm": False}
+        runner = partial(self.runner, shared, keys, {"mask": mask} | seen, train)
 
-        def runner(piece: tuple[Step, ...], *, looped: bool) -> Callable:
-            blocks = self.clone(parent=None, name=None, some_steps=piece, **plain)
-
-            def run(
-                x: Array, params: dict, old: Array | None, index: Array | int, numbers: Array
-            ) -> tuple:
-                rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
-                others = {"mask": mask} | seen | {"memory": old}
-                others |= {"entry": entry, "loop_numbers": numbers}
-                return blocks.apply(
-                    {"params": shared | params}, x, **others, train=train, rngs=rngs
-                )
-
-            # The two passes of a loop are two loops, whose operations no compiler merges.
-            return jax.checkpoint(run, prevent_cse=not looped) if self.remat == "block" else run
+        def run_some(
+            x: Array, inputs: list[tuple], some: list, entry: Array | None, **of: bool
+        ) -> tuple:
+            found = []
+            runners = {piece: runner(piece, **of) for piece in some}
+            for piece, rest in zip(some, inputs, strict=True):
+                x, *output = runners[piece](x, entry, *rest)
+                found.append(output)
+            return x, joined(found)
 
         # [B, L, M, D] -> count * [B, size, M, D]
-        count = len(pieces)
+        count, loop, entry = len(pieces), Loop.of(self.loop), None
         memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
-        loop, entry = Loop.of(self.loop), None
         numbers = jnp.array(loop.loop_numbers(), jnp.int32).reshape(count, size)
         inputs = list(zip(own, memories, range(count), numbers, strict=True))
-        outputs = []
-        core = loop.prelude // size
+        outputs, core = [], loop.prelude // size
         parts = [(0, core, 1), (core, count - core, 1)]
-        if not self.unroll:
+        if loops is not None:
+            parts = [(0, core, 1), *loop.periods(), (count - loop.coda, loop.coda, 1)]
+        elif not self.unroll:
             parts = [*stretches(pieces[:core]), *stretches(pieces[core:], core)]
         for first, period, repeats in (part for part in parts if part[1]):
-            some = pieces[first : first + period]
             if first == core:
-                x, entry = started(x, loop)
-            runners = {piece: runner(piece, looped=repeats > 1) for piece in some}
-
-            def run_some(x: Array, inputs: list[tuple], some=some, runners=runners) -> tuple:
-                found = []
-                for piece, rest in zip(some, inputs, strict=True):
-                    x, *output = runners[piece](x, *rest)
-                    found.append(output)
-                return x, joined(found)
-
-            rows = inputs[first : first + period * repeats]
-            x, found = repeat(run_some, x, [rows[i::period] for i in range(period)])
+                x, entry = self.started(x, train=train)
+            some, rows = pieces[first : first + period], inputs[first : first + period * repeats]
+            run = partial(run_some, some=some, entry=entry, looped=repeats > 1)
+            if loops is not None and repeats > 1:
+                x, found = run_counted(run, x, rows[:period], *loop.learning(loops, repeats))
+            else:
+                x, found = repeat(run, x, [rows[i::period] for i in range(period)])
             outputs += found
         return x, *joined(outputs)
+
+    def runner(
+        self,
+        shared: dict,
+        keys: dict,
+        seen: dict,
+        train: bool,
+        piece: tuple[Step, ...],
+        *,
+        looped: bool,
+        learns: bool = True,
+    ) -> Callable:
+        """Returns a piece as a function (x, entry, params, memory, index, numbers) -> (x, ...).
+
+        Args:
+          shared: the parameters that the piece shares with others.
+          keys: of the random streams, from which each index draws its own.
+          seen: the tokens that are real, and that attention sees.
+          train: with dropout and routing noise.
+          piece: its steps.
+          looped: whether a loop runs it.
+          learns: whether gradients flow to parameters and entry.
+        """
+        plain = {"remat": "none", "unroll": True, "last_norm": False}
+        blocks = self.clone(parent=None, name=None, some_steps=piece, **plain)
+        stop = (lambda tree: tree) if learns else jax.lax.stop_gradient
+
+        def run(
+            x: Array,
+            entry: Array | None,
+            params: dict,
+            old: Array | None,
+            index: Array | int,
+            numbers: Array,
+        ) -> tuple:
+            rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
+            others = seen | {"memory": old, "entry": stop(entry), "loop_numbers": numbers}
+            params = stop({"params": shared | params})
+            return blocks.apply(params, x, **others, train=train, rngs=rngs)
+
+        # The two passes of a loop are two loops, whose operations no compiler merges.
+        remat = self.remat == "block" and learns
+        return jax.checkpoint(run, prevent_cse=not looped) if remat else run
 
     def split_parameters(self, size: int) -> tuple[dict, list[dict]]:
         """Returns the parameters that blocks share, and the own parameters of each `size` blocks.
@@ -220,10 +294,11 @@ class Blocks(BlockSettings):
         return shared, own
 
     def build_norm(self, name: str) -> nn.Module:
-        """Returns a LayerNorm, whose statistics, scale and bias are float32."""
+        """Returns a norm, whose statistics, scale and bias are float32."""
         # One pass: the variance is E[x^2] - E[x]^2, which cancels where the mean is large against
         # the deviation. A second pass is 1.6% of ViT-B's step on a TPU; see docs/NUMERICS.md.
-        return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=DTYPES[self.dtype], name=name)
+        build = NORMS[self.norm]
+        return build(epsilon=self.norm_epsilon, dtype=DTYPES[self.dtype], name=name)
 
 
 class Parts:
@@ -282,9 +357,37 @@ class LoopStart(nn.Module):
         return x
 
 
-def started(x: Array, loop: Loop) -> tuple[Array, Array]:
-    """Returns the state with which the core begins, and the entry: the state before it."""
-    return (jnp.zeros_like(x) if loop.start == "zeros" else x), x
+class Condition(nn.Module):
+    """Modulates a normed state by its loop k: y (1 + g) + b, (g, b) = W2 silu(c_k [+ W1 y]).
+
+    W2 is 0 at first, so that nothing is modulated. The widths are ours, D / 16 between W1 and W2:
+    LoopMoE (arXiv:2606.04438), which conditions norms on loop and state, leaves them open.
+
+    Attributes:
+      loops: number of loops, each with a vector c_k.
+      sees_state: whether W1 y is added.
+      kernel_init: initialiser of W1.
+      dtype: of the computation.
+    """
+
+    loops: int
+    sees_state: bool
+    kernel_init: KernelInit
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, y: Array, number: Array | int) -> Array:  # [B, T, D] -> [B, T, D]
+        """Modulates the state [B, T, D] of loop `number`."""
+        D, zeros = y.shape[-1], nn.initializers.zeros
+        width = max(1, D // 16)
+        dense = partial(Dense, dtype=self.dtype, bias_init=zeros, use_bias=False)
+        vectors = self.param("embedding", nn.initializers.normal(1.0), (self.loops, width))
+        hidden = vectors[number].astype(y.dtype)[None, None]
+        if self.sees_state:
+            hidden = hidden + dense(width, kernel_init=self.kernel_init.kernel(), name="state")(y)
+        changes = dense(2 * D, kernel_init=zeros, name="modulation")(nn.silu(hidden))
+        scale, shift = jnp.split(changes, 2, axis=-1)
+        return y * (1 + scale) + shift
 
 
 def scaled(branch: Array, scale: float) -> Array:
@@ -308,6 +411,43 @@ def repeat(run: Callable, x: Array, inputs: list[list]) -> tuple[Array, list]:
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(list, periods))
     x, outputs = jax.lax.scan(run, x, stacked)
     return x, [jax.tree.map(lambda y, i=i: y[i], outputs) for i in range(len(periods))]
+
+
+def run_counted(
+    run: Callable, x: Array, row: list[tuple], loops: Array, last: int
+) -> tuple[Array, list]:
+    """Runs a loop `loops` times, a number that is known only as the program runs.
+
+    Args:
+      run: (x, inputs of a loop's pieces, learns) -> (x, (aux, memory)).
+      x: [B, T, D].
+      row: the inputs of the pieces of loop 0, each (params, None, index, numbers).
+      loops: int32.
+      last: how many of the last loops have a gradient.
+
+    Returns:
+      The last x; and the outputs of the `last` loops, 0 of those that did not run.
+    """
+    silent = jnp.maximum(loops - last, 0)
+
+    def inputs(k: Array) -> list[tuple]:
+        return [
+            (params, old, index + k * len(row), numbers + k) for params, old, index, numbers in row
+        ]
+
+    before = jax.lax.stop_gradient(x)
+    without = jax.lax.fori_loop(0, silent, lambda k, x: run(x, inputs(k), learns=False)[0], before)
+    x = jnp.where(silent > 0, without, x)
+    zeros = jax.tree.map(
+        lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(run, x, inputs(silent))[1]
+    )
+
+    def one(x: Array, j: Array) -> tuple[Array, tuple]:
+        k = silent + j
+        return jax.lax.cond(k < loops, lambda x: run(x, inputs(k)), lambda x: (x, zeros), x)
+
+    x, output = jax.lax.scan(one, x, jnp.arange(last))
+    return x, [jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), output)]
 
 
 def joined(outputs: list[tuple[Aux, Array | None]]) -> tuple[Aux, Array | None]:

@@ -24,8 +24,10 @@ The field `examples_per_group`, where a feed-forward has it, says how many conse
 a batch it works on together. A feed-forward that returns a routing for later blocks to follow has
 the class attribute `routes = True`. To have its router tied otherwise than its experts
 (`config.model.loop.tie.router`) it takes one, `router=`, which its method
-`build_router(parent, name)` builds. A feed-forward in which a token's output depends on tokens
-after it has the attribute `mixes = True`: a language model refuses it unless it is asked for.
+`build_router(parent, name)` builds. With `config.model.norm_position=peri` it also takes
+`selection=`, the normed x, which its router reads in place of x. A feed-forward in which a token's
+output depends on tokens after it has the attribute `mixes = True`: a language model refuses it
+unless it is asked for.
 
 To add a feed-forward: a file with a class, and one entry below, the class or its dotted name.
 """

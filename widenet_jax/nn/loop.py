@@ -22,12 +22,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from widenet_jax.errors import BadInputError, check_fields, check_range, choose
 from widenet_jax.param_names import ROUTER, block_part, core_part, split_block_part
+from widenet_jax.typing import Array
 
 SECTION = "config.model.loop"
 INJECTIONS = dict.fromkeys(("none", "add", "linear"))
-STARTS = dict.fromkeys(("prelude", "zeros"))
+STARTS = dict.fromkeys(("prelude", "zeros", "noise"))
+CONDITIONS = dict.fromkeys(("none", "index", "index_state"))
+TRAINED = dict.fromkeys(("fixed", "poisson", "grow"))
 # Factors of the residual branches of a group's blocks, by its loops and its layers.
 RESIDUAL_SCALES = {
     "1": lambda loops, layers: 1.0,
@@ -60,10 +66,25 @@ class Tie:
 class Counts:
     """How often groups loop, where not as their `core` says.
 
+    In training each group that loops runs r times, one r for the whole batch:
+
+        fixed    as its core says
+        poisson  r = Poisson(e^tau) + 1, tau ~ N(log m - sigma^2 / 2, sigma) (arXiv:2502.05171);
+                 gradients flow through the last `backprop_last` loops alone
+        grow     from 1 to the core's loops, in equal stages of the run
+
     Attributes:
-      eval: loops in evaluation of each group that loops; 0: as in training.
+      train: fixed, poisson or grow.
+      mean: m; 0: the most loops of a group.
+      sigma: of log m.
+      backprop_last: of poisson.
+      eval: loops in evaluation of each group that loops; 0: as the core says.
     """
 
+    train: str = "fixed"
+    mean: int = 0
+    sigma: float = 0.5
+    backprop_last: int = 8
     eval: int = 0
 
 
@@ -74,12 +95,14 @@ class Step:
     Attributes:
       index: t, its place in the stack, or in the piece of the stack that runs.
       ffn: the kind of its feed-forward.
-      scopes: of `attention`, `norm_attention`, `ffn` and `norm_ffn`, and `router` where that has
-        another tie than the experts.
+      scopes: of `attention`, `norm_attention`, `ffn` and `norm_ffn`; of `norm_attention_out` and
+        `norm_ffn_out` where norms follow, too; of `router` where that has another tie than the
+        experts.
       routes: whether it may not follow the routing of the step before it.
       begins, ends: the group of which it begins or ends a loop; None for none, or where nothing
         happens then.
       scale: of its residual branches.
+      loops: that its conditioned norms know; 0: they are not conditioned.
     """
 
     index: int
@@ -89,6 +112,7 @@ class Step:
     begins: int | None = None
     ends: int | None = None
     scale: float = 1.0
+    loops: int = 0
 
     def within(self, first: int) -> "Step":
         """Returns this step as one of a piece that starts at step `first`."""
@@ -112,7 +136,10 @@ class Loop:
       tie: see `Tie`.
       inject: how e, the state before the core, enters each loop of a group: "none"; "add", s + e;
         "linear", W [s; e] with one W a group (Geiping et al. 2025, arXiv:2502.05171).
-      start: the state s with which the core begins: "prelude", e, or "zeros".
+      start: the state s with which the core begins: "prelude", e; "zeros"; or "noise", normal of
+        variance 2/5, cut at three deviations, and the same in each evaluation.
+      condition: how the norms of the core's blocks know their loop k, n(x) (1 + g) + b with (g, b)
+        = W2 silu(c_k) ("index") or W2 silu(W1 n(x) + c_k) ("index_state"); see `blocks.Condition`.
       embed: whether a learned vector of each loop of a group, 0 at first, is added as it begins.
       state_norm: whether a norm of the state ends each loop, one norm a group.
       residual_scale: a name in `RESIDUAL_SCALES`, of the core's residual branches.
@@ -125,6 +152,7 @@ class Loop:
     tie: Tie = Tie()
     inject: str = "none"
     start: str = "prelude"
+    condition: str = "none"
     embed: bool = False
     state_norm: bool = False
     residual_scale: str = "1"
@@ -152,29 +180,48 @@ class Loop:
         check_range(f"{SECTION}: the number of steps", loop.depth, 1, MOST_STEPS)
         choose(INJECTIONS, loop.inject, field=f"{SECTION}.inject")
         choose(STARTS, loop.start, field=f"{SECTION}.start")
+        choose(CONDITIONS, loop.condition, field=f"{SECTION}.condition")
         choose(RESIDUAL_SCALES, loop.residual_scale, field=f"{SECTION}.residual_scale")
-        if loop.start == "zeros" and loop.inject == "none":
+        if loop.start != "prelude" and loop.inject == "none":
             raise BadInputError(
-                f"{SECTION}.start=zeros needs {SECTION}.inject=add or linear; without, the core "
-                "sees nothing"
+                f"{SECTION}.start={loop.start} needs {SECTION}.inject=add or linear; without, the "
+                "core sees nothing of the input"
+            )
+        if loop.condition != "none" and loop.tie.norms == "none":
+            raise BadInputError(
+                f"{SECTION}.condition={loop.condition} needs {SECTION}.tie.norms=loops or core; "
+                "norms of their own know their loop"
             )
         loop.check_counts()
         return loop
 
     def check_counts(self) -> None:
-        """Raises BadInputError where evaluation asks for loops that have no weights."""
-        loops = self.counts.eval
-        check_range(f"{SECTION}.counts.eval", loops, 0, MOST_STEPS)
-        place = f"{SECTION}.counts.eval={loops}"
+        """Raises BadInputError where a number of loops is asked for that has no weights."""
+        counts, place = self.counts, f"{SECTION}.counts"
+        choose(TRAINED, counts.train, field=f"{place}.train")
+        check_range(f"{place}.mean", counts.mean, 0, MOST_STEPS)
+        check_range(f"{place}.sigma", counts.sigma, 0.0, 4.0)
+        check_range(f"{place}.backprop_last", counts.backprop_last, 1, MOST_STEPS)
+        check_range(f"{place}.eval", counts.eval, 0, MOST_STEPS)
+        named = {f"{place}.eval={counts.eval}": counts.eval > 0}
+        named[f"{place}.train={counts.train}"] = counts.train != "fixed"
         untied = [part for part, tie in dataclasses.asdict(self.tie).items() if tie == "none"]
-        if loops and untied:
-            raise BadInputError(
-                f"{place} needs the same weights in each loop, and {SECTION}.tie.{untied[0]} is "
-                "none; train with loops or core"
-            )
         trained = [r for _, r in self.core if r > 1]
-        if loops and self.embed and loops > min(trained, default=1):
-            raise BadInputError(f"{place}: {SECTION}.embed has vectors of {min(trained)} loops")
+        for setting in (setting for setting, given in named.items() if given):
+            if untied:
+                raise BadInputError(
+                    f"{setting} needs the same weights in each loop, and {SECTION}.tie."
+                    f"{untied[0]} is none; train with loops or core"
+                )
+            if not trained:
+                raise BadInputError(f"{setting} has no effect: no group of the core loops")
+            more = counts.train == "poisson" or counts.eval > min(trained)
+            knows = [f"embed={self.embed}"] if self.embed else []
+            knows += [f"condition={self.condition}"] if self.condition != "none" else []
+            if more and knows:
+                raise BadInputError(
+                    f"{setting}: {SECTION}.{knows[0]} knows {min(trained)} loops and no more"
+                )
 
     def evaluated(self) -> "Loop":
         """Returns the loop that evaluation runs."""
@@ -220,23 +267,61 @@ class Loop:
         core = [k for order, loops in self.orders() for k in range(loops) for _ in order]
         return [0] * self.prelude + core + [0] * self.coda
 
-    def edges(self) -> list[tuple[int | None, int | None, float]]:
-        """Returns `begins`, `ends` and `scale` of each step."""
-        found: list[tuple[int | None, int | None, float]] = []
-        scale = RESIDUAL_SCALES[self.residual_scale]
-        begin, end = self.inject != "none" or self.embed, self.state_norm
+    def edges(self) -> list[dict[str, Any]]:
+        """Returns `begins`, `ends`, `scale` and `loops` of each step, where they are not usual."""
+        found: list[dict[str, Any]] = []
+        scale, most = RESIDUAL_SCALES[self.residual_scale], max(r for _, r in self.core)
         for group, (order, loops) in enumerate(self.orders()):
-            last = len(order) - 1
-            found += [
-                (
-                    group if begin and place == 0 else None,
-                    group if end and place == last else None,
-                    scale(loops, max(order) + 1),
-                )
-                for place in range(len(order))
-            ] * loops
-        own = [(None, None, 1.0)]
-        return own * self.prelude + found + own * self.coda
+            edge = {"scale": scale(loops, max(order) + 1)}
+            if self.condition != "none":
+                edge["loops"] = most if self.tie.norms == "core" else loops
+            of_loop = [dict(edge) for _ in order]
+            if self.inject != "none" or self.embed:
+                of_loop[0]["begins"] = group
+            if self.state_norm:
+                of_loop[-1]["ends"] = group
+            found += of_loop * loops
+        return [{}] * self.prelude + found + [{}] * self.coda
+
+    def mean_loops(self) -> int:
+        """Returns the loops that training runs on average: m of `Counts`."""
+        return self.counts.mean or max(r for _, r in self.core)
+
+    def periods(self) -> list[tuple[int, int, int]]:
+        """Returns (first step, steps of a loop, loops) of each group, as `stretches` does."""
+        found, place = [], self.prelude
+        for order, loops in self.orders():
+            found.append((place, len(order), loops))
+            place += len(order) * loops
+        return found
+
+    def learning(self, loops: Array, trained: int) -> tuple[Array, int]:
+        """Returns r of a group, and how many of its last loops have a gradient, at most.
+
+        Args:
+          loops: as `draw` returns it.
+          trained: the group's own loops.
+        """
+        if self.counts.train == "poisson":
+            return loops, self.counts.backprop_last
+        return jnp.minimum(loops, trained), trained
+
+    def draw(self, key: Array, progress: Array) -> Array | None:
+        """Returns r, an int32 scalar, of one step of training; None: as the core says.
+
+        Args:
+          key: of the step.
+          progress: share of the run that is done, from 0 to 1.
+        """
+        most, sigma = self.mean_loops(), self.counts.sigma
+        if self.counts.train == "poisson":
+            normal_key, poisson_key = jax.random.split(key)
+            tau = math.log(most) - sigma**2 / 2 + sigma * jax.random.normal(normal_key)
+            return jax.random.poisson(poisson_key, jnp.exp(tau)).astype(jnp.int32) + 1
+        if self.counts.train == "grow":
+            most = max(r for _, r in self.core)
+            return jnp.clip(progress * most, 0, most - 1).astype(jnp.int32) + 1
+        return None
 
     def visited(self) -> list[tuple[int, int] | None]:
         """Returns (group, layer) of each step; None outside the core."""
@@ -247,12 +332,15 @@ class Loop:
         ]
         return [None] * self.prelude + core + [None] * self.coda
 
-    def steps(self, ffns: Sequence[str], blocks_per_routing: int) -> tuple[Step, ...]:
+    def steps(
+        self, ffns: Sequence[str], blocks_per_routing: int, *, norms_out: bool = False
+    ) -> tuple[Step, ...]:
         """Returns the steps in their order.
 
         Args:
           ffns: the kind of each step's feed-forward.
           blocks_per_routing: how many consecutive steps follow one routing.
+          norms_out: whether norms follow attention and feed-forward, too.
         """
         layers = self.visited()
         visits, tie = Counter(layers), self.tie
@@ -274,10 +362,12 @@ class Loop:
                 "ffn": scope(i, ffn, tie.experts),
                 "norm_ffn": scope(i, "norm_ffn", tie.norms),
             }
+            for part in ("norm_attention_out", "norm_ffn_out") if norms_out else ():
+                scopes[part] = scope(i, part, tie.norms)
             if self.own_router:
                 scopes["router"] = scope(i, "router", tie.router)
             routes = i % blocks_per_routing == 0
-            steps.append(Step(i, ffn, tuple(scopes.items()), routes, *edges))
+            steps.append(Step(i, ffn, tuple(scopes.items()), routes, **edges))
         return tuple(steps)
 
 

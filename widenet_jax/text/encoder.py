@@ -69,7 +69,8 @@ class TextEncoder(BlockSettings, kw_only=True):
         if self.projection:
             x = Dense(self.embed_dim, dtype, self.outer_init.kernel(), name="projection")(x)
         blocks = Blocks(**self.settings(), name=ENCODER)
-        x, aux, _ = blocks(x, mask=mask, segment_ids=inputs.get("segment_ids"), train=train)
+        seen = {"mask": mask, "segment_ids": inputs.get("segment_ids")}
+        x, aux, _ = blocks(x, **seen, loops=inputs.get("loops"), train=train)
         head = resolve(head_spec(self.head).apply)
         return head(self, x, table, inputs, train=train), aux
 

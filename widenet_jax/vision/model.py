@@ -74,7 +74,8 @@ class VisionTransformer(BlockSettings, kw_only=True):
         x = PositionEmbed(self.cls_token, name="position")(x)
         x = Dropout(self.dropout)(x, train=train)
         token_mask = None if mask is None else jnp.broadcast_to(mask[:, None], x.shape[:2])
-        x, aux, _ = Blocks(**self.settings(), name=ENCODER)(x, mask=token_mask, train=train)
+        blocks = Blocks(**self.settings(), name=ENCODER)
+        x, aux, _ = blocks(x, mask=token_mask, loops=inputs.get("loops"), train=train)
         x = POOLS[self.pool](x.astype(jnp.float32), token_mask)
 
         def dense(features: int, name: str) -> nn.Module:

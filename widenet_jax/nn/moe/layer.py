@@ -98,10 +98,12 @@ class MoeLayer(nn.Module):
         train: bool,
         routing: Routing | None = None,
         router: nn.Module | None = None,
+        selection: Array | None = None,  # [B, T, D]
     ) -> FfnOutput:
         """Routes every token, or follows a `routing` of an earlier block in its routing group.
 
-        The router is this layer's, or `router`, a part of the block; see `build_router`.
+        The router is this layer's, or `router`, a part of the block; see `build_router`. It reads
+        `selection`, or x.
         aux is {} when following.
 
         Raises:
@@ -121,7 +123,8 @@ class MoeLayer(nn.Module):
             with jax.named_scope("router"):
                 mask = mask.reshape(B // g, g * T)
                 router = router or self.build_router(parent=self, name="router")
-                routing, aux = self.route(router, grouped, mask, capacity=C, train=train)
+                read = grouped if selection is None else selection.reshape(grouped.shape)
+                routing, aux = self.route(router, read, mask, capacity=C, train=train)
         experts = self.build_experts(D, train=train)
         method = self.method(g * T, capacity=C, platform=platform())
         y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)

@@ -89,6 +89,7 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any] |
         "embedding_dim": theirs["embedding_size" if factorised else "hidden_size"],
         "projection": factorised,
         "activation": activation_of(theirs, "", source=source),
+        "norm": "layer",
         "norm_position": "post",
     }
     variant = f"{'albert' if shared else 'bert'},depth={theirs['num_hidden_layers']}"
@@ -126,6 +127,7 @@ def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
     heads = attention.get("num_heads", 1)
     theirs = {
         "ffn": ("mlp",),
+        "norm": ("layer",),
         "norm_position": ("post",),
         "ffn_output_activation": (False,),
         "ffn_bias": (True,),
@@ -133,6 +135,7 @@ def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
         "attention.name": ("full",),
         "attention.head_dim": (0, model["embed_dim"] / heads),
         "loop.inject": ("none",),
+        "loop.condition": ("none",),
         "loop.embed": (False,),
         "loop.state_norm": (False,),
         "loop.residual_scale": ("1",),

@@ -94,6 +94,7 @@ def model_fields(arrays: Mapping[str, np.ndarray], *, source: str) -> dict[str, 
         "attention": {"name": "full", "num_heads": kernels[0].shape[-2]},
         "norm_epsilon": 1e-6,
         "activation": "gelu_tanh",
+        "norm": "layer",
         "norm_position": "pre",
     }
 

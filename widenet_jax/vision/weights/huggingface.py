@@ -111,6 +111,7 @@ def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
             "attention": {"name": "full", "num_heads": heads},
             "norm_epsilon": float(config.get("layer_norm_eps", 1e-12)),
             "activation": activation,
+            "norm": "layer",
             "norm_position": "pre",
         }
     except (TypeError, ValueError) as error:
