@@ -148,6 +148,7 @@ LOOP = {  # config.model.loop, see widenet_jax/nn/loop.py
     "inject": ("none", "none, add, linear: how the state before the core enters each loop"),
     "start": ("prelude", "prelude, zeros, noise: the state with which the core begins"),
     "condition": ("none", "none, index, index_state: what modulates the core's norms in each loop"),
+    "routing": ("own", "own; first: each loop takes the experts of its layer's first loop"),
     "embed": (False, "a learned vector of each loop is added as it begins"),
     "state_norm": (False, "a norm of the state ends each loop"),
     "residual_scale": ("1", "of the core's branches: 1, 1/loops, 1/(loops*sqrt(layers))"),

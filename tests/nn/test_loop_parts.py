@@ -193,3 +193,18 @@ def test_how_many_loops_are_drawn():
 def test_norms_of_what_is_read_need_a_router():
     with pytest.raises(BadInputError, match="norm_position=peri normalises what routers read"):
         blocks({"core": ((1, 2),)}, ffn="mlp", norm_position="peri").check()
+
+
+def test_loops_that_take_the_experts_of_the_first():
+    """A core of one layer: as one routing group; of two layers each follows its own first loop."""
+    loop = {"core": ((1, 3),), "tie": TIED}
+    forced, grouped = blocks(loop | {"routing": "first"}), blocks(loop, routing_groups=1)
+    params = compiled.init(grouped, X)
+    y, aux, _ = apply(forced, params, X, train=False)
+    expected, aux_of_group, _ = apply(grouped, params, X, train=False)
+    np.testing.assert_array_equal(y, expected)
+    assert aux["loss"].shape == aux_of_group["loss"].shape == (1,)
+    steps = blocks({"prelude": 1, "core": ((2, 3),), "tie": TIED, "routing": "first"}).steps()
+    assert [step.follows for step in steps] == [None, None, None, 1, 2, 1, 2]
+    with pytest.raises(BadInputError, match=r"routing=first needs config\.model\.remat=none"):
+        blocks(loop | {"routing": "first"}, remat="block").check()

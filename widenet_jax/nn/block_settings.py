@@ -118,12 +118,26 @@ class BlockSettings(nn.Module):
         others += [f"train={loop.counts.train}"] if loop.counts.train != "fixed" else []
         if others and self.routing_groups:
             raise BadInputError(f"{SECTION}.counts.{others[0]} needs config.model.routing_groups=0")
+        self.check_routing(loop)
         if loop.own_router and not self.routes:
             raise BadInputError(
                 f"{SECTION}.tie.router={loop.tie.router} has no effect on "
                 f"config.model.ffn={self.ffn}, which routes nothing; give experts, or choose a "
                 "model with experts"
             )
+
+    def check_routing(self, loop: Loop) -> None:
+        """Raises BadInputError where loops cannot take their first loop's experts."""
+        needs = {
+            "ffn=moe": self.routes,
+            "routing_groups=0": not self.routing_groups,
+            "unroll=true": self.unroll,
+            "remat=none": self.remat == "none",
+            "loop.counts.train=fixed": loop.counts.train == "fixed",
+        }
+        if loop.routing == "first" and not all(needs.values()):
+            missing = next(need for need, met in needs.items() if not met)
+            raise BadInputError(f"{SECTION}.routing=first needs config.model.{missing}")
 
     def check_peri(self) -> None:
         """Raises BadInputError where the norms are to feed what a part does not tell apart."""

@@ -8,6 +8,7 @@ grammar of these and of others.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,7 +19,7 @@ from widenet_jax.nn.dense import Dense
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.loop import Loop, Step, stretches
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
-from widenet_jax.typing import Array, Aux, Routing
+from widenet_jax.typing import Array, Aux, FfnOutput, Routing
 
 NOISE_STD = math.sqrt(2 / 5)  # of a state that starts as noise (arXiv:2502.05171)
 
@@ -68,9 +69,10 @@ class Blocks(BlockSettings):
             seen = {"memory_length": memory_length}
         # Parameters are initialised block by block, however the blocks run later.
         plain = bool(self.some_steps) or (self.unroll and self.remat == "none" and loops is None)
-        other_loops = not train and Loop.of(self.loop).counts.eval
+        loop = Loop.of(self.loop)
+        by_step = loop.routing == "first" or (not train and loop.counts.eval)
         run = partial(self.run_pieces, loops=loops)
-        if plain or other_loops or self.is_initializing():
+        if plain or by_step or self.is_initializing():
             run = partial(self.run_blocks, entry=entry, loop_numbers=loop_numbers)
         x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
         if self.last_norm and self.norm_position != "post":
@@ -94,7 +96,7 @@ class Blocks(BlockSettings):
           seen: which other tokens attention sees: mask and segment_ids, or memory_length.
         """
         loop, position = Loop.of(self.loop), self.norm_position
-        before, peri = position != "post", position == "peri"
+        pre, peri = position != "post", position == "peri"
         after = {"post": "norm_{}", "sandwich": "norm_{}_out"}.get(position, "")
         as_trained = train or self.is_initializing()
         if loop_numbers is None:
@@ -102,7 +104,7 @@ class Blocks(BlockSettings):
         parts = Parts(initializing=self.is_initializing())
         auxes: list[Aux] = []
         memories: list[Array] = []
-        routing: Routing | None = None
+        routings: dict[int, Routing | None] = {}
         for step in self.some_steps or self.steps(train=as_trained):
             of = {k: parts.get(scope, partial(self.build, k, step)) for k, scope in step.scopes}
             number = loop_numbers[step.index]
@@ -116,27 +118,34 @@ class Blocks(BlockSettings):
                 if memory is not None:
                     old = memory[:, step.index]
                     memories.append(updated(old, x))
-                    seen = seen | {"memory": norm("norm_attention", old) if before else old}
-                y = norm("norm_attention", x) if before else x
+                    seen = seen | {"memory": norm("norm_attention", old) if pre else old}
+                y = norm("norm_attention", x) if pre else x
                 if parts.due(of["attention"]):
                     values = {"values": x} if peri else {}
                     output, aux = of["attention"](y, **seen, **values, train=train)
                     x = x + scaled(output, step.scale)
                     auxes.append(aux)
                 x = norm(after.format("attention"), x) if after else x
-                y = norm("norm_ffn", x) if before else x
+                y = norm("norm_ffn", x) if pre else x
                 if parts.due(of["ffn"], of.get("router")):
-                    others = {"router": of["router"]} if "router" in of else {}
-                    y, others = (x, others | {"selection": y}) if peri else (y, others)
-                    routing = None if step.routes else routing
-                    output = of["ffn"](y, mask=mask, train=train, routing=routing, **others)
-                    x, routing = x + scaled(output.y, step.scale), output.routing
+                    before = None if step.routes else step.index - 1
+                    routing = routings.get(before if step.follows is None else step.follows)
+                    output = self.feed(of, x, y, mask=mask, train=train, routing=routing)
+                    x, routings[step.index] = x + scaled(output.y, step.scale), output.routing
                     auxes.append(output.aux)
                 x = norm(after.format("ffn"), x) if after else x
                 if step.ends is not None:
                     x = parts.get(f"core_{step.ends}_norm_state", self.build_norm)(x)
         aux = over_operations(jnp.stack, auxes)
         return x, aux, jnp.stack(memories, axis=1) if memories else None
+
+    def feed(self, of: dict, x: Array, y: Array, **others: Any) -> FfnOutput:
+        """Applies a step's feed-forward to the normed y; or to x, with y for the router alone."""
+        if "router" in of:
+            others["router"] = of["router"]
+        if self.norm_position == "peri":
+            y, others["selection"] = x, y
+        return of["ffn"](y, **others)
 
     def normed(
         self, parts: "Parts", step: Step, of: dict, number: Array | int, part: str, x: Array

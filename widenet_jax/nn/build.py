@@ -137,5 +137,6 @@ def count_parameters(shapes: PyTree) -> int:
 def count_unrolled(model: nn.Module, input_spec: Shapes) -> int:
     """Counts the parameters of the same model with nothing shared: all that its blocks apply."""
     none = {"attention": "none", "experts": "none", "router": "experts", "norms": "none"}
-    apart = model.clone(loop={**model.loop, "tie": none})
+    plain = {"tie": none, "condition": "none", "routing": "own", "counts": {}}
+    apart = model.clone(loop={**model.loop, **plain})
     return count_parameters(parameter_shapes(apart, input_spec))

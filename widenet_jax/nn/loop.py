@@ -33,6 +33,7 @@ SECTION = "config.model.loop"
 INJECTIONS = dict.fromkeys(("none", "add", "linear"))
 STARTS = dict.fromkeys(("prelude", "zeros", "noise"))
 CONDITIONS = dict.fromkeys(("none", "index", "index_state"))
+ROUTINGS = dict.fromkeys(("own", "first"))
 TRAINED = dict.fromkeys(("fixed", "poisson", "grow"))
 # Factors of the residual branches of a group's blocks, by its loops and its layers.
 RESIDUAL_SCALES = {
@@ -99,6 +100,7 @@ class Step:
         `norm_ffn_out` where norms follow, too; of `router` where that has another tie than the
         experts.
       routes: whether it may not follow the routing of the step before it.
+      follows: the step whose routing it follows; None for none.
       begins, ends: the group of which it begins or ends a loop; None for none, or where nothing
         happens then.
       scale: of its residual branches.
@@ -109,6 +111,7 @@ class Step:
     ffn: str
     scopes: tuple[tuple[str, str], ...]
     routes: bool
+    follows: int | None = None
     begins: int | None = None
     ends: int | None = None
     scale: float = 1.0
@@ -140,6 +143,7 @@ class Loop:
         variance 2/5, cut at three deviations, and the same in each evaluation.
       condition: how the norms of the core's blocks know their loop k, n(x) (1 + g) + b with (g, b)
         = W2 silu(c_k) ("index") or W2 silu(W1 n(x) + c_k) ("index_state"); see `blocks.Condition`.
+      routing: "own", or "first": every loop takes the experts that its layer's first loop chose.
       embed: whether a learned vector of each loop of a group, 0 at first, is added as it begins.
       state_norm: whether a norm of the state ends each loop, one norm a group.
       residual_scale: a name in `RESIDUAL_SCALES`, of the core's residual branches.
@@ -153,6 +157,7 @@ class Loop:
     inject: str = "none"
     start: str = "prelude"
     condition: str = "none"
+    routing: str = "own"
     embed: bool = False
     state_norm: bool = False
     residual_scale: str = "1"
@@ -181,6 +186,7 @@ class Loop:
         choose(INJECTIONS, loop.inject, field=f"{SECTION}.inject")
         choose(STARTS, loop.start, field=f"{SECTION}.start")
         choose(CONDITIONS, loop.condition, field=f"{SECTION}.condition")
+        choose(ROUTINGS, loop.routing, field=f"{SECTION}.routing")
         choose(RESIDUAL_SCALES, loop.residual_scale, field=f"{SECTION}.residual_scale")
         if loop.start != "prelude" and loop.inject == "none":
             raise BadInputError(
@@ -368,7 +374,7 @@ class Loop:
                 scopes["router"] = scope(i, "router", tie.router)
             routes = i % blocks_per_routing == 0
             steps.append(Step(i, ffn, tuple(scopes.items()), routes, **edges))
-        return tuple(steps)
+        return following(tuple(steps), self)
 
 
 def evaluated_steps(loop: Loop, steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -378,7 +384,17 @@ def evaluated_steps(loop: Loop, steps: Sequence[Step]) -> tuple[Step, ...]:
         found += list(steps[place : place + len(order)]) * loops
         place += len(order) * trained
     found += steps[place:]
-    return tuple(dataclasses.replace(step, index=i) for i, step in enumerate(found))
+    steps = tuple(dataclasses.replace(step, index=i) for i, step in enumerate(found))
+    return following(steps, loop.evaluated())
+
+
+def following(steps: tuple[Step, ...], loop: Loop) -> tuple[Step, ...]:
+    """Returns the steps of a loop whose routing is the first loop's, where `routing` says so."""
+    follows = {}
+    for first, period, loops in loop.periods() if loop.routing == "first" else ():
+        later = range(first + period, first + period * loops)
+        follows |= {i: first + (i - first) % period for i in later}
+    return tuple(dataclasses.replace(step, follows=follows.get(step.index)) for step in steps)
 
 
 def places_of(steps: Sequence[Step]) -> dict[str, list[int]]:
