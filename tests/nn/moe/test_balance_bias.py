@@ -10,6 +10,7 @@ from loops import assert_gradients, ffn, sigmoid, softmax
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
+from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.optim.build import build_optimizer, gradient_norm
 
@@ -80,6 +81,33 @@ def test_no_bias_where_a_router_balances_the_batch():
         jax.eval_shape(lambda: layer.init(jax.random.key(0), jnp.ones((1, T, D)), train=True))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, {"unroll": False}, {"remat": "block"}])
+@pytest.mark.parametrize("tie", ["experts", "none"])
+def test_a_tied_bias_has_the_counts_of_all_loops(tie: str, how: dict):
+    loop = {"core": ((1, 3),), "tie": {"router": tie}}
+    moe = FIELDS | {"losses": {"over": "group"}}
+    moe |= {"router": {"name": "sigmoid", "bias_balancing": True}}
+    model = Blocks(loop=loop, attention={"name": "full", "num_heads": 1}, ffn="moe",
+                   feed_forwards={"moe": moe}, **how)  # fmt: skip
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(B, T, D)), jnp.float32)
+    params = init(model.clone(unroll=True, remat="none"), x)
+
+    def loss(params: dict) -> tuple:
+        _, aux, _ = model.apply({"params": params}, x, train=True)
+        return aux["loss"].sum(), aux["sums"]["load"]
+
+    (value, load), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    expected = E * load - load.sum(axis=1, keepdims=True)  # of each loop
+    assert value == 0 and load.shape == (3, E)
+    if tie == "experts":
+        found = gradients["moe"]["router"]["balance_bias"]
+        np.testing.assert_array_equal(found, expected.sum(axis=0))
+    else:
+        own = [gradients[f"block_{k:02d}_router"]["balance_bias"] for k in range(3)]
+        np.testing.assert_array_equal(own, expected)
+
+
 USUAL = {name: row[0] for name, row in configs_module("defaults").RUN["optimizer"].items()}
 PARAMS = {"moe": {"router": {"kernel": jnp.ones((2, 3)), "balance_bias": jnp.zeros(3)}}}
 
@@ -106,6 +134,9 @@ def test_a_bias_moves_by_the_sign_alone(name: str):
     np.testing.assert_array_equal(params["moe"]["router"].pop("balance_bias"), [-0.5, 0, 0.5])
     np.testing.assert_array_equal(average["moe"]["router"].pop("balance_bias"), [-0.5, 0, 0.5])
     np.testing.assert_allclose(gradient_norm(gradients), 2, rtol=1e-6)
+    frozen, _ = build_optimizer(fields | {"freeze": "backbone"}, params_or_shapes=PARAMS, **sizes)
+    updates, _ = frozen.update(gradients, frozen.init(PARAMS), PARAMS)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(updates))
     alone = train({"moe": {"router": {"kernel": jnp.ones((2, 3))}}},
                   {"moe": {"router": {"kernel": kernel}}})  # fmt: skip
     jax.tree.map(np.testing.assert_array_equal, (params, average), alone)

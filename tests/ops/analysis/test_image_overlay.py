@@ -70,11 +70,13 @@ def test_patches_have_the_colours_of_their_experts(digits_run, tmp_path):
 
 
 def test_dropped_patches_are_crossed_out(digits_run, tmp_path):
+    """Also those whose expert is 4, none of four, as where experts choose."""
     trained = open_trained(str(digits_run))
     picture, routing = np.full((8, 8, 1), 255, np.uint8), routing_of([1] * 16)
     black = []
     for name, dropped in (("none.png", False), ("all.png", True)):
         lost = routing.replace(dropped=np.full(routing.dropped.shape, dropped))
+        lost = lost.replace(expert_index=np.where(dropped, 4, lost.expert_index))
         draw_overlay(trained, [("", picture, lost)], tmp_path / name)
         black.append(count(tmp_path / name, (0, 0, 0)))
     assert black[1] > black[0] + 32 * 10  # 32 crosses

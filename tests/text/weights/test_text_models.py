@@ -89,6 +89,8 @@ def test_no_counterpart(tmp_path):
     for change, message in (
         ({"ffn": "moe", "moe": {"num_experts": 4}}, f"a model with ffn=moe, {theirs}"),
         ({"norm_position": "pre"}, f"a model with norm_position=pre, {theirs}"),
+        ({"activation": "swiglu"}, f"a model with activation=swiglu, {theirs}"),
+        ({"ffn_bias": False}, f"a model with ffn_bias=False, {theirs}"),
         (heads, f"a model with attention.head_dim=6, {theirs}"),
         ({"name": "vision_transformer"}, "a vision_transformer; only text models go there"),
     ):
