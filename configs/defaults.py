@@ -166,11 +166,16 @@ COUNTS = {  # config.model.loop.counts: of each group that loops
     "backprop_last": (8, "of poisson, the loops with a gradient", 1, 2**10),
     "eval": (0, "loops in evaluation; 0: as trained", 0, 2**10),
 }
-ATTENTION = {  # config.model.attention
-    "name": ("full", "full; relative: by distance, to a memory and earlier tokens"),
+ATTENTION = {  # config.model.attention; ATTENTIONS in sizes.py lists the fields of each
+    "name": ("full", "full; relative: by distance, to a memory and earlier tokens; switch_head"),
     "num_heads": (12, "N", 1, 2**12),
     "head_dim": (0, "H, of each of the N heads; 0: D / N", 0, 2**16),
     "implementation": ("auto", "auto, xla, pallas (TPUs), cudnn (GPUs): equal up to rounding"),
+    "rope": (0.0, "share of H that rotates by the token's place (RoPE)", 0, 1),
+    "qk_norm": (False, "queries and keys of a head are normed (RMS)"),
+    "num_experts": (1, "A of switch_head, for values and for output; 1: a gate", 1, 2**10),
+    "num_selected_experts": (2, "of A > 1, for each token and head"),
+    "entropy": (0.001, "of switch_head: weight of the loss that evens its experts"),
 }
 EXPERTS = {  # config.model.moe
     "mlp_dim": (4096, "hidden width of an expert", 1, 2**18),

@@ -118,6 +118,12 @@ LANGUAGE_FAMILIES = {"": {"ffn": "dense"}}
 # Option ffn -> config.model.ffn.
 FFNS = {"dense": "mlp", "moe": "moe", "soft_moe": "soft_moe", "top_k": "top_k_mlp"}
 FFNS |= {"product_key": "product_key"}
+# Attention of language models with its own fields, see widenet_jax/nn/attention.
+ATTENTIONS = {
+    "full": ("rope", "qk_norm"),
+    "relative": (),
+    "switch_head": ("rope", "qk_norm", "num_experts", "num_selected_experts", "entropy"),
+}
 # Routers with their own fields, see widenet_jax/nn/moe/routers.
 ROUTERS = {
     "top_k": ("noise_std",),  # WideNet
@@ -215,7 +221,9 @@ def language_model(size: str, ffn: str, options: Mapping) -> dict:
         "kernel_init": init if ffn == "dense" else "pre_norm",
         "ffn": FFNS[ffn],
     }
-    model["attention"]["name"] = "relative"
+    attention = options.get("attention", "relative")
+    own = chosen(values(defaults.ATTENTION), *ATTENTIONS[attention])
+    model["attention"] |= {"name": attention} | own
     if size in ("byte_s", "loop_s", "tiny"):
         model["dtype"] = "float32"
     if ffn == "moe":
@@ -272,7 +280,8 @@ def hidden_dropout(options: Mapping) -> bool:
 
 def of_size(rows: Mapping, size: Mapping) -> dict:
     """Returns `config.model` with the defaults of its rows and the fields of a size."""
-    attention = values(defaults.ATTENTION) | chosen(size, *defaults.ATTENTION)
+    attention = values(defaults.ATTENTION) | chosen(size, "num_heads", "head_dim")
+    attention = chosen(attention, "name", "num_heads", "head_dim", "implementation")
     return values(rows) | chosen(size, *rows) | {"attention": attention}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from configs import sizes
-from configs.sizes import ENTROPY_OF, FFNS, LANGUAGE_SIZES, ROUTER_LOSSES, ROUTERS
+from configs.sizes import ATTENTIONS, ENTROPY_OF, FFNS, LANGUAGE_SIZES, ROUTER_LOSSES, ROUTERS
 from widenet_jax.errors import BadInputError, choose, known_names
 
 # [PRELUDE+] (LAYERSxLOOPS of each group) [+CODA]; layers are a number, or letters in their order.
@@ -96,6 +96,7 @@ PRESETS = {
 }
 LANGUAGE_OPTIONS = COMMON | {
     "preset": PRESETS,
+    "attention": ATTENTIONS,
     "parameter_matched": bool,  # solve the width or the number of keys for the experts' count
     "dropout": float,
     "embed_dim": int,

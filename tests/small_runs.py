@@ -86,6 +86,11 @@ RUNS = {
         "configs/digits.py:widenet_tiny,ffn=soft_moe",
         {name: value for name, value in OVERRIDES.items() if ".moe." not in name},
     ),
+    # Without a memory, whose attention has experts, too.
+    "switch_head": (
+        "configs/language_model.py:tiny,preset=sigma_moe,attention=switch_head",
+        LANGUAGE_OVERRIDES | {"model.attention.num_experts": 3, "model.attention.rope": 0.5},
+    ),
     "text_tiny": ("configs/text_tiny.py:widenet_4_tiny", TEXT_OVERRIDES),
 }
 PATIENCE_SECONDS = 240

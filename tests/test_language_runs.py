@@ -88,7 +88,7 @@ def test_stopped_within_an_epoch_and_resumed(text: Path, unbroken: Path, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["language", "s_base"])
+@pytest.mark.parametrize("kind", ["language", "s_base", "switch_head"])
 def test_dense_and_balanced_runs_resume_with_the_same_bytes(text: Path, tmp_path: Path, kind: str):
     fields = {"checkpoint.every": "2 steps", "duration": "3 steps", "evaluation.every": "3 steps"}
     whole = tmp_path / "whole"
@@ -188,7 +188,7 @@ class StopAfter(Stop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["language", "sigma_moe", "s_base"])
+@pytest.mark.parametrize("kind", ["language", "sigma_moe", "s_base", "switch_head"])
 def test_other_devices_and_hosts(text: Path, tmp_path: Path, kind: str):
     """8 -> 1 -> 4 devices, and two processes: the losses of one device, within 1e-5."""
     fields = {"duration": "12 steps", "evaluation.every": "12 steps"}

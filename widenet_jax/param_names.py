@@ -46,6 +46,11 @@ def is_expert(path: str) -> bool:
     return EXPERTS in path.split("/")[:-1]
 
 
+def holds_several(path: str) -> bool:
+    """True for parameters whose leading axis counts kernels: experts', attention's among them."""
+    return any(scope.endswith(EXPERTS) for scope in path.split("/")[:-1])
+
+
 def is_balance_bias(path: str) -> bool:
     """True for the biases that balance experts, whose gradient is a count and not of the loss."""
     return path.rpartition("/")[2] == BALANCE_BIAS
@@ -54,7 +59,7 @@ def is_balance_bias(path: str) -> bool:
 def is_matrix(path: str, ndim: int) -> bool:
     """True for the kernels of the encoder's layers, experts' among them, but for routers'."""
     first, *scopes = path.split("/")
-    is_kernel = first == ENCODER and scopes[-1:] == ["kernel"] and ndim == 2 + is_expert(path)
+    is_kernel = first == ENCODER and scopes[-1:] == ["kernel"] and ndim == 2 + holds_several(path)
     return is_kernel and not any(scope.endswith(ROUTER) for scope in scopes)
 
 
@@ -120,7 +125,7 @@ def trust_ratio_unit_axes(path: str, ndim: int) -> tuple[int, ...]:
     Raises:
       ValueError: the leaf has another rank than its path promises, so that the axes would be wrong.
     """
-    if not is_expert(path):
+    if not holds_several(path):
         return ()
     rank = {"kernel": 3, "bias": 2}.get(path.rsplit("/", 1)[-1], ndim)
     if ndim != rank or ndim < 1:

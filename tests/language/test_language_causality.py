@@ -1,4 +1,4 @@
-"""No logit of a language model depends on later tokens, with any feed-forward and router."""
+"""No logit of a language model depends on later tokens, with any of its parts."""
 
 import compiled
 import jax
@@ -21,10 +21,10 @@ SINKHORN = ("sinkhorn", "sinkhorn_released")
 def variant(name: str) -> dict:
     """Returns `config.model` of a size variant of 1 narrow block with dropout."""
     model = model_section(f"tiny,depth=1,dropout=0.2,{name}")
-    return model | {
-        "embed_dim": D,
-        "attention": {"name": "relative", "num_heads": 2, "head_dim": 4},
-    }
+    own = {"rope": 0.5, "qk_norm": True} if "attention=" in name else {}
+    own |= {"num_experts": 3} if "switch_head" in name else {}
+    attention = {"name": model["attention"]["name"], "num_heads": 2, "head_dim": 4}
+    return model | {"embed_dim": D, "attention": attention | own}
 
 
 def logits(name: str, tokens: jax.Array, *, train: bool) -> np.ndarray:
@@ -41,8 +41,9 @@ def logits(name: str, tokens: jax.Array, *, train: bool) -> np.ndarray:
 
 
 QUICK = ["ffn=dense", "ffn=top_k,num_active=6", "ffn=product_key"]
-QUICK += [f"ffn=moe,router={name}" for name in ("sigmoid", "sinkhorn")]
-VARIANTS = [f"ffn=moe,router={name}" for name in ROUTERS if name != "expert_choice"]
+QUICK += ["attention=switch_head,ffn=moe,router=sigmoid", "ffn=moe,router=sinkhorn"]
+VARIANTS = ["attention=full,ffn=moe,router=top_k", QUICK[3]]
+VARIANTS += [f"ffn=moe,router={name}" for name in ROUTERS if name != "expert_choice"]
 VARIANTS += ["ffn=product_key,weights=softmax", "ffn=product_key,combine_heads=before", *QUICK[:3]]
 MARKED = [v if v in QUICK else pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS]
 

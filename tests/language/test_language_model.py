@@ -148,7 +148,10 @@ def test_embedding_and_output_start_as_in_the_paper():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention": {"name": "blind"}}, "see earlier tokens; give .*=full or relative"),
+        (
+            {"attention": {"name": "blind"}},
+            "see earlier tokens; give .*=full or relative or switch_head",
+        ),
         ({"attention": {"name": "ful"}}, "attention.name=ful"),
         ({"embed_dim": 15}, "config.model.embed_dim=15 must be even"),
     ],

@@ -27,7 +27,7 @@ from widenet_jax.typing import PyTree
 variants = configs_module("variants")
 # Fields of `config.model` that change what a backbone computes and no shape of its parameters: a
 # run must have the pretrained ones. Others that do, such as a router, a run may choose anew.
-CHECKED = ("attention.name", "attention.num_heads", "norm_epsilon", "activation")
+CHECKED = ("attention.name", "attention.num_heads", "attention.rope", "norm_epsilon", "activation")
 CHECKED += ("norm", "norm_position", "moe.activation")
 # Fields that do not change what a trained model computes, by the last part of their names, and
 # those that the shapes of parameters decide.

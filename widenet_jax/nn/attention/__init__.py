@@ -17,7 +17,8 @@ or, where the class attribute `needs_memory` is True, as
       memory_length  [B] int32: how many rows of the memory, the latest, are not empty
 
 Tokens of a language model must not see later ones: without a memory, the class has a field `causal`
-that the model sets.
+that the model sets. Where a block has other inputs for values than for queries and keys, it also
+gives values=[B, T, D].
 
     y    [B, T, D]
     aux  as a feed-forward's, see `feed_forwards`, with other names of losses and sums; {} for none
@@ -40,4 +41,5 @@ __all__ = ["ATTENTIONS", "attend"]
 ATTENTIONS: dict[str, type[nn.Module] | str] = {
     "full": "widenet_jax.nn.attention.full:MultiHeadAttention",
     "relative": "widenet_jax.nn.attention.relative:RelativeAttention",
+    "switch_head": "widenet_jax.nn.attention.switch_head:SwitchHead",
 }

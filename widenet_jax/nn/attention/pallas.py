@@ -56,16 +56,16 @@ class Settings(NamedTuple):
       heads: of a grid step.
       dtype: of the products' operands.
       turned: whether the gradients of keys and values are computed as [H, T].
-      causal: whether queries see earlier keys and their own only.
       interpret: whether the kernel runs in JAX's interpreter, for tests on a CPU.
+      causal: whether queries see earlier keys and their own only.
     """
 
     head_dim: int
     heads: int
     dtype: str
     turned: bool
-    causal: bool
     interpret: bool
+    causal: bool = False
 
     def dot(self, a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
         """Multiplies two matrices over the named axes, with float32 sums."""
@@ -142,7 +142,7 @@ def kernel_attend(
     # Two groups of 128 lanes a step keep the units busier; long rows leave no memory for them.
     groups = 2 if N * H % (2 * LANES) == 0 and query.shape[1] <= WHOLE else 1
     heads = groups * LANES // H
-    settings = Settings(H, heads, str(jnp.dtype(dtype)), not float32_only, causal, interpret)
+    settings = Settings(H, heads, str(jnp.dtype(dtype)), not float32_only, interpret, causal)
     return _attend(*flat, hidden, settings).reshape(query.shape).astype(query.dtype)
 
 

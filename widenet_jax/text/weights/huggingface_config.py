@@ -134,6 +134,8 @@ def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
         "activation": tuple(ACTIVATIONS.values()),
         "attention.name": ("full",),
         "attention.head_dim": (0, model["embed_dim"] / heads),
+        "attention.rope": (0,),
+        "attention.qk_norm": (False,),
         "loop.inject": ("none",),
         "loop.condition": ("none",),
         "loop.embed": (False,),

@@ -1,0 +1,185 @@
+"""SwitchHead: attention whose heads choose experts for values and for the output.
+
+Csordás et al. 2023, arXiv:2312.07987; as MoEUT has it (arXiv:2405.16039, RobertCsordas/moeut).
+"""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from widenet_jax.errors import check_range
+from widenet_jax.nn.attention.full import SECTION, SelfAttention
+from widenet_jax.nn.dense import Dropout, KernelAndBias, linear
+from widenet_jax.nn.moe.slots import chosen_experts
+from widenet_jax.typing import Array, Aux
+
+SIDES = ("value", "out")
+
+
+class SwitchHead(SelfAttention):
+    """Attention with A experts of values and A of the output for each of its N heads.
+
+    Of head n, the value of a token is sum_e s_e x Wv_e, over the K experts e of largest s_e, and
+    the layer's output is sum_n sum_e s'_e a Wo_e, a the weighted sum of values. s = sigmoid(x W)
+    is of the token whose value it is, s' of the token that asks. With A = 1 values and output are
+    plain, and sigmoid(x w_n) of the token that asks is a gate on the output of head n.
+
+    Parameters: the kernels query and key [D, N H]; value_experts [A, D, N H] and out_experts
+    [A, N H, D]; value_router and out_router [D, N A]. With A = 1 the kernels value [D, N H] and
+    out [N H, D], and out_router [D, N]. Nothing has biases.
+
+    All A experts are computed, and the scores of those not chosen are 0: few large products, which
+    take A / K times the operations of the chosen. Arrays of A values for each head and token are
+    not kept for the backward pass.
+
+    The loss, in training, is sum_e p_e log p_e, where p is the softmax of a head's logits averaged
+    over the tokens of an example: the mean over examples and heads, once for s and once for s'. It
+    belongs to one operation. Differs from MoEUT, whose p is also averaged over the loops of a
+    layer: here each loop adds its own, so that the weight counts once a loop.
+
+    Attributes:
+      num_experts: A.
+      num_selected_experts: K; no meaning with A = 1.
+      entropy: weight of the loss.
+      The rest: see `full.SelfAttention`.
+    """
+
+    num_experts: int = 1
+    num_selected_experts: int = 2
+    entropy: float = 0.001
+
+    use_bias = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Array,  # [B, T, D]
+        *,
+        values: Array | None = None,  # [B, T, D] what values are made of; None: x
+        mask: Array | None = None,  # [B, T] True for real tokens
+        segment_ids: Array | None = None,  # [B, T] int32; replaces the mask
+        train: bool,
+    ) -> tuple[Array, Aux]:  # [B, T, D]
+        """Attends within each example; with `segment_ids`, within equal numbers."""
+        source, heads = x if values is None else values, self.queries_and_keys(x)
+        seen = {"mask": mask, "segment_ids": segment_ids}
+        if self.num_experts == 1:
+            y = self.attended(*heads, self.heads("value", source), **seen)
+            gate = jax.nn.sigmoid(self.logits("out", x)).astype(y.dtype)
+            return self.output(y * gate, x.shape[-1], train=train), {}
+        logits = {side: self.logits(side, x) for side in SIDES}
+        chosen = {side: self.chosen(logits[side]) for side in SIDES}
+        scores = {
+            side: jnp.where(chosen[side], jax.nn.sigmoid(logits[side]), 0).astype(self.dtype)
+            for side in SIDES
+        }
+        D, W = x.shape[-1], self.num_heads * self.head_size(x.shape[-1])
+        v = mixed_values(source.astype(self.dtype), self.experts("value", D, W), scores["value"])
+        y = self.attended(*heads, v, **seen)
+        y = mixed_outputs(y, self.experts("out", W, D), scores["out"])
+        y = Dropout(self.dropout)(y, train=train)
+        return y, self.aux(logits, chosen, jnp.ones(x.shape[:2], bool) if mask is None else mask)
+
+    def logits(self, side: str, x: Array) -> Array:  # [B, T, D] -> [B, T, N, A]
+        """Computes the scores of all experts before the sigmoid, in full float32."""
+        N, A = self.num_heads, self.num_experts
+        init = self.kernel_init.router()
+        kernel = self.param(f"{side}_router", init, (x.shape[-1], N * A))
+        # In float32, whatever `dtype`: rounding would move tokens between experts.
+        x, highest = x.astype(jnp.float32), jax.lax.Precision.HIGHEST
+        return jnp.einsum("btd,de->bte", x, kernel, precision=highest).reshape(*x.shape[:2], N, A)
+
+    def chosen(self, logits: Array) -> Array:
+        """Marks the K experts of largest logits, [B, T, N, A]."""
+        _, index = jax.lax.top_k(logits, self.num_selected_experts)
+        return chosen_experts(index, self.num_experts)
+
+    def experts(self, side: str, rows: int, columns: int) -> Array:
+        """Returns the kernels of one side, each of which is drawn as one dense kernel."""
+        shape, init = (self.num_experts, rows, columns), self.kernel_init.kernel(batch_axis=(0,))
+        return KernelAndBias(shape, None, init, name=f"{side}_experts")()[0]
+
+    def aux(self, logits: Mapping, chosen: Mapping, mask: Array) -> Aux:
+        """Returns the loss, and `attention_load` [2, N, A]: tokens of each expert, values first."""
+        load = jnp.stack([(chosen[side] & mask[..., None, None]).sum((0, 1)) for side in SIDES])
+        sums = {"attention_load": load.astype(jnp.int32)}
+        if not self.entropy:
+            return {"loss": jnp.float32(0), "losses": {}, "sums": sums}
+        loss = sum(negative_entropy(logits[side], mask) for side in SIDES)
+        return {"loss": self.entropy * loss, "losses": {"attention_entropy": loss}, "sums": sums}
+
+    @staticmethod
+    def summarize(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns attention_load [operations, 2, N, A] as shares of 1 for each head."""
+        if "attention_load" not in sums:
+            return {}
+        load = np.asarray(sums["attention_load"], np.float64)
+        return {"attention_load": load / np.maximum(load.sum(-1, keepdims=True), 1)}
+
+    def check(self, embed_dim: int) -> None:
+        """Raises BadInputError where a field is out of range, or does not fit D."""
+        super().check(embed_dim)
+        check_range(f"{SECTION}.num_experts", self.num_experts, 1, 2**10)
+        if self.num_experts > 1:
+            selected = f"{SECTION}.num_selected_experts"
+            check_range(selected, self.num_selected_experts, 1, self.num_experts)
+
+    def forward_flops(self, B: int, T: int, D: int, *, memory: int = 0) -> int:
+        """Returns the FLOPs of a layer with its chosen experts, without their scores.
+
+        4 T D W for queries and keys, 4 K T D W for values and output, W = N H; 4 W for each token
+        and token that it sees.
+        """
+        del memory
+        W = self.num_heads * self.head_size(D)
+        K = 1 if self.num_experts == 1 else self.num_selected_experts
+        return B * (4 * (1 + K) * T * D * W + 4 * self.pairs(T) * W)
+
+
+@jax.checkpoint
+def mixed_values(x: Array, kernels: Array, scores: Array) -> Array:
+    """Computes sum_a scores[a] x kernels[a] for each head.
+
+    Args:
+      x: [B, T, D].
+      kernels: [A, D, N H] float32.
+      scores: [B, T, N, A].
+
+    Returns:
+      [B, T, N, H].
+    """
+    B, T, N, A = scores.shape
+    every = linear("btd,adf->btaf", x, kernels, None).reshape(B, T, A, N, -1)
+    return (every * scores.swapaxes(2, 3)[..., None]).sum(2)
+
+
+@jax.checkpoint
+def mixed_outputs(y: Array, kernels: Array, scores: Array) -> Array:
+    """Computes sum_n sum_a scores[n, a] y[n] kernels[a, n].
+
+    Args:
+      y: [B, T, N, H].
+      kernels: [A, N H, D] float32.
+      scores: [B, T, N, A].
+
+    Returns:
+      [B, T, D].
+    """
+    B, T, _, A = scores.shape
+    every = y[:, :, None] * scores.swapaxes(2, 3)[..., None]  # [B, T, A, N, H]
+    return linear("btaf,afd->btd", every.reshape(B, T, A, -1), kernels, None)
+
+
+def negative_entropy(logits: Array, mask: Array) -> Array:
+    """Returns sum_a p_a log p_a of the mean choice of each example and head, averaged over both.
+
+    Args:
+      logits: [B, T, N, A].
+      mask: [B, T] True for real tokens.
+    """
+    real = mask[..., None, None]
+    p = jnp.where(real, jax.nn.softmax(logits), 0).sum(1) / jnp.maximum(real.sum(1), 1)
+    return (p * jnp.log(p + 1e-30)).sum(-1).mean()
