@@ -7,16 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.variants import model_section
 from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
+from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.nn.loop import Loop, Tie, places_of
 from widenet_jax.optim.build import (
     build_optimizer,
     check_freeze,
     count_frozen,
     layer_factors,
+    places_in,
     stop_frozen,
 )
+from widenet_jax.param_names import path_names
 
 PARAMS = {
     "embed": {"kernel": jnp.ones(3)},
@@ -90,6 +94,28 @@ def test_a_router_runs_where_it_routes_and_what_begins_a_loop_in_each():
     }  # fmt: skip
     apart = dataclasses.replace(loop, tie=Tie(router="none"))
     assert places_of(apart.steps(["moe"] * 4, 2))["block_02_router"] == [2]
+    first = places_of(dataclasses.replace(loop, routing="first").steps(["moe"] * 4, 1))
+    assert (first["moe"], first["moe/router"]) == ([0, 1, 2, 3], [0])
+    knowing = places_of(dataclasses.replace(loop, condition="index").steps(["moe"] * 4, 1))
+    assert knowing["norm_ffn_condition/modulation"] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_every_parameter_of_a_looped_model_has_places():
+    """But the vectors of each loop, which run once, and the last norm."""
+    section = model_section("widenet_tiny,loop=1+2x2+1")
+    section["loop"] |= {"inject": "linear", "embed": True, "state_norm": True}
+    section["loop"] |= {"condition": "index_state", "tie": {"router": "none", "norms": "loops"}}
+    model = build_model(section | {"norm_position": "sandwich"}, num_classes=10)
+    image = {"image": jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)}
+    places = places_of(model.steps())
+    for path in path_names({"encoder": parameter_shapes(model, image)["encoder"]}):
+        without = path.endswith("/embedding") or "/norm_out/" in path
+        assert bool(places_in(places, path)) != without, path
+        if "block_" in path:
+            assert len(places_in(places, path)) == 1, path
+        elif not without:
+            assert len(places_in(places, path)) in (2, 4), path
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "sgd", "muon"])

@@ -401,15 +401,18 @@ def places_of(steps: Sequence[Step]) -> dict[str, list[int]]:
     """Returns the places at which steps run each scope of parameters: {"attention": [0, 1]}.
 
     A router, a part of its own or of a feed-forward ("moe/router"), runs where its step routes. A
-    vector of each loop (`Loop.embed`) runs once: it has no places here.
+    vector of each loop (of `embed` or `condition`) runs once: it has no places here.
     """
     places = defaultdict(list)
     for step in steps:
+        routes = step.routes and step.follows is None
         for part, scope in step.scopes:
-            if part != ROUTER or step.routes:
+            if part != ROUTER or routes:
                 places[scope].append(step.index)
-            if part == "ffn" and step.routes:
+            if part == "ffn" and routes:
                 places[f"{scope}/{ROUTER}"].append(step.index)
+            for kernel in ("state", "modulation") if step.loops and part.startswith("norm") else ():
+                places[f"{scope}_condition/{kernel}"].append(step.index)
         if step.begins is not None:
             places[f"core_{step.begins}_start/inject"].append(step.index)
         if step.ends is not None:
