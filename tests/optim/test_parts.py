@@ -118,7 +118,10 @@ def test_every_parameter_of_a_looped_model_has_places():
             assert len(places_in(places, path)) in (2, 4), path
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd", "muon"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "lamb", "muon")]
+
+
+@pytest.mark.parametrize("name", ["sgd", *SLOW])
 def test_updates_of_tied_parameters_are_divided_by_their_visits(name: str):
     """Weight decay included; beside them layer decay, and the balancing bias at its own rate."""
     places = {"attention": [0, 1], "attention/router": [0, 1, 2, 3]}

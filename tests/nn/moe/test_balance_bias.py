@@ -112,7 +112,10 @@ USUAL = {name: row[0] for name, row in configs_module("defaults").RUN["optimizer
 PARAMS = {"moe": {"router": {"kernel": jnp.ones((2, 3)), "balance_bias": jnp.zeros(3)}}}
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "lamb")]
+
+
+@pytest.mark.parametrize("name", ["sgd", *SLOW])
 def test_a_bias_moves_by_the_sign_alone(name: str):
     """No warm-up, no decay, no part in the clipped norm, which is 2: the others move as without."""
     fields = USUAL | {"name": name, "schedule": "constant", "warmup": "5 steps", "sign_rate": 0.25}

@@ -66,6 +66,7 @@ def test_an_output_has_no_gate():
         MoeLayer(**FIELDS, output_activation=True).check()
 
 
+@pytest.mark.slow
 def test_shared_experts_run_where_a_routing_is_followed_and_have_the_sum_s_dropout():
     """K experts of zero weights; the shared one is silu(1) * 1 * 1, and drops its output once."""
     layer = MoeLayer(**FIELDS | {"mlp_dim": 1, "shared_experts": 1}, use_bias=False)

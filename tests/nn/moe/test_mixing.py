@@ -101,13 +101,20 @@ def test_experts_choose_their_best_tokens(dispatch: str):
 def test_soft_experts_see_means_of_an_example_s_tokens():
     """p = round(c T / E) = round(1.2 * 5 / 3) = 2 slots for each expert."""
     layer = SoftMoe(F, E, capacity_factor=1.2, activation="relu")
-    params, x, _ = check(layer, soft)
+    params, _, _ = check(layer, soft)
     assert params["mu"].shape == (D, E, 2) and params["scale"] == 1
     numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert numbers == D * E * 2 + 1 + E * (2 * D * F + F + D)
     slots = E * 2
     assert layer.forward_flops(B, T, D) == B * (slots * 4 * D * F + 3 * 2 * T * D * slots)
-    longer = jnp.concatenate([x, x], axis=1)  # as many slots, and each mean is the same
+
+
+@pytest.mark.slow
+def test_a_longer_example_has_as_many_slots():
+    """Twice the same tokens: each mean is the same."""
+    layer, rng = SoftMoe(F, E, capacity_factor=1.2), np.random.default_rng(0)
+    x = jnp.float32(rng.normal(size=(B, T, D)))
+    params, longer = init(layer, x), jnp.concatenate([x, x], axis=1)
     y = apply(layer, params, longer, train=False).y[:, :T]
     np.testing.assert_allclose(y, apply(layer, params, x, train=False).y, atol=1e-6)
 
