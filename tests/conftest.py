@@ -1,6 +1,7 @@
 """Test settings: eight CPU devices, fast compilation, a shared compilation cache, --slow."""
 
 import fcntl
+import gc
 import hashlib
 import os
 import platform
@@ -37,6 +38,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers inherit the main pr
 # Also small ones: reading a program takes half as long as compiling it.
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+# Full collections take 6% of the time: each walks all that JAX keeps of the programs so far.
+gc.set_threshold(700, 10, 1000)
 
 # In a shell's background job SIGINT is ignored; the runs that tests interrupt would inherit this.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

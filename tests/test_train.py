@@ -16,11 +16,13 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_experiment
 from widenet_jax.run.summary import describe
 
+STEPS = 8  # to compare
+
 
 def assert_same_training(workdir: Path, reference: Path) -> None:
     """Checks the first loss to 1e-5, others to 1e-4, and that the same tokens (above 0) drop."""
-    ours, theirs = metrics_of(workdir)[:20], metrics_of(reference)
-    assert len(ours) == len(theirs) == 20
+    ours, theirs = metrics_of(workdir)[:STEPS], metrics_of(reference)[:STEPS]
+    assert len(ours) == len(theirs) == STEPS
     np.testing.assert_allclose(ours[0]["loss"], theirs[0]["loss"], rtol=1e-5)
     assert ours[0]["drop_rate"] == theirs[0]["drop_rate"]
     assert min(theirs[0]["drop_rate"]) > 0
@@ -39,7 +41,7 @@ def assert_same_training(workdir: Path, reference: Path) -> None:
 )
 def test_eight_devices_train_as_one(digits_run: Path, tmp_path: Path, fsdp: int, expert: int):
     """Meshes 2x2x2, 8x1x1 and 1x4x2 (data, fsdp, expert)."""
-    shards = {"sharding.fsdp": fsdp, "sharding.expert": expert}
+    shards = {"sharding.fsdp": fsdp, "sharding.expert": expert, "duration": f"{STEPS} steps"}
     run_here(tmp_path / "run", devices=8, **shards)
     assert_same_training(tmp_path / "run", digits_run)
 
@@ -49,11 +51,11 @@ def test_two_processes_train_as_one(digits_run: Path, tmp_path: Path):
     changes = {"duration": "400 steps", "evaluation.every": "400 steps"}
     runs = start_two(tmp_path / "run", **changes, **{"checkpoint.every": "400 steps"})
     metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 20, runs[0])
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= STEPS, runs[0])
     runs[1].send_signal(signal.SIGTERM)
     told = [finish(run, 143) for run in runs]
     step = last_step(tmp_path / "run")
-    assert 20 <= step < 400 and not any("Traceback" in text for text in told)
+    assert STEPS <= step < 400 and not any("Traceback" in text for text in told)
     assert all(f"saved after step {step}." in text.splitlines()[-1] for text in told)
     assert ["starting: 400 steps" in text for text in told] == [True, False]
     assert_same_training(tmp_path / "run", digits_run)

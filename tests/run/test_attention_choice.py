@@ -6,13 +6,17 @@ It interprets the kernel, which is slow: only a run that begins with pallas goes
 import json
 from pathlib import Path
 
+import jax
 import pytest
+from etils import epath
 from small_runs import small_config
 
 from widenet_jax import train
 from widenet_jax.nn.attention import pallas, relative_pallas
 from widenet_jax.nn.attention.implementations import CANDIDATES, candidate_for
+from widenet_jax.ops.plan.planner import data_info
 from widenet_jax.run.attention import Problem, compare, faster
+from widenet_jax.run.session import attention_of
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +50,15 @@ def test_a_kernel_that_is_right_is_judged_by_its_time():
     assert line.endswith("[2, 16, 2, 64] float32")
 
 
-def test_a_kernel_that_is_wrong_is_not_used(tmp_path, monkeypatch, capsys):
+def test_a_kernel_that_is_wrong_is_not_used(tmp_path, monkeypatch):
     """With one sign flipped, the output is off by more than its own size."""
     right = pallas.per_head
     monkeypatch.setattr(pallas, "per_head", lambda x, settings: [-y for y in right(x, settings)])
-    [line] = train_digits(tmp_path / "run", 2, capsys)
-    assert "attention: xla; pallas is wrong here, by " in line
-    assert used(tmp_path / "run") == ["xla"]
+    config = small_config(batch_size=2)
+    config.model.attention.update(num_heads=2, head_dim=64)
+    info = data_info(config)
+    used, line = attention_of(config, info, jax.devices()[:1], epath.Path(tmp_path))
+    assert used == "xla" and line.startswith("attention: xla; pallas is wrong here, by ")
 
 
 def test_a_kernel_that_does_not_run(monkeypatch):
@@ -83,8 +89,6 @@ def test_relative_attention_is_right_and_judged_by_its_time(monkeypatch):
 
 def test_the_answer_is_kept(tmp_path: Path, monkeypatch):
     """A damaged one is found again: here the kernel is gone by then."""
-    import jax
-
     [device, *_] = jax.devices()
     first = faster(PROBLEM, "pallas", device)
     monkeypatch.setattr(pallas, "kernel_attend", None)  # would fail
