@@ -141,7 +141,8 @@ def test_export_and_start_from_it(unbroken: Path, tmp_path: Path):
     assert facts["baseline"] == result["baseline"]
     assert metrics["bits_per_byte"] == pytest.approx(result["test_bits_per_byte"], rel=1e-6)
     card = (out / "README.md").read_text()
-    assert "# Transformer-XL, predicting the next token" in card
+    assert "# Language model, predicting the next token" in card
+    assert ", relative attention, " in card
     assert f"bits per byte | {result['test_bits_per_byte']:.4f} of 3 sequences" in card
     flags = [f"--workdir={unbroken}", f"--out={tmp_path / 'hf'}", "--format=huggingface"]
     assert export.main(flags) == 2

@@ -7,6 +7,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.param_names import (
     block_part,
     is_expert,
+    is_matrix,
     is_norm_or_bias,
     is_shared_by_blocks,
     map_with_path,
@@ -44,6 +45,9 @@ def test_norms_and_biases():
 def test_unit_axes():
     assert trust_ratio_unit_axes("moe/experts/wi/kernel", 3) == (0,)
     assert trust_ratio_unit_axes("moe/experts/wo/bias", 2) == (0,)
+    assert trust_ratio_unit_axes("encoder/attention/out_experts/kernel", 3) == (0,)
+    assert is_matrix("encoder/attention/out_experts/kernel", 3)
+    assert not is_matrix("encoder/attention/out_router", 2)
     assert trust_ratio_unit_axes("block/attention/query/kernel", 2) == ()
     with pytest.raises(ValueError, match="promises"):
         trust_ratio_unit_axes("moe/experts/wi/kernel", 2)

@@ -1,4 +1,4 @@
-"""Language modelling and the Transformer-XL, as `specs` describes them."""
+"""Language modelling and its models, as `specs` describes them."""
 
 from widenet_jax import specs
 
@@ -66,7 +66,8 @@ LANGUAGE_MODELING = specs.TaskSpec(
             'python scripts/predict.py --workdir=DIR --continue="Once"',
             "python scripts/evaluate.py --workdir=DIR --file=TEXT",
         ),
-        inputs="Texts are read in windows of {max_length} tokens, with a memory of earlier ones.",
+        inputs="Texts are read in windows of {max_length} tokens; relative attention has a "
+        "memory of earlier ones.",
     ),
     open_file=f"{STREAMS}:open_file",
     preview="widenet_jax.language.prepare.command:print_windows",
@@ -80,6 +81,6 @@ LANGUAGE_MODEL = specs.ModelSpec(
         "embedding": specs.Part(specs.WHERE_IT_FITS, head=False, above=False),
         "output": specs.Part(specs.WHERE_IT_FITS),
     },
-    families=("Transformer-XL",) * 4,
-    detail="relative positions",
+    families=("Language model",) * 4,
+    detail="{attention[name]} attention",
 )
