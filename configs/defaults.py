@@ -138,6 +138,7 @@ TEXT_MODEL = {
 LANGUAGE_MODEL = {
     "allow_mixing": (False, "whether experts may see later tokens: expert_choice, soft_moe"),
     "ffn_dropout": (True, "whether dropout also acts within the feed-forward"),
+    "tied_output": (False, "whether the output layer is the embedding, without a bias"),
     "top_k_mlp": (None, "the section of ffn=top_k_mlp"),
     "product_key": (None, "the section of ffn=product_key"),
 }

@@ -22,11 +22,12 @@ IMAGE_SIZES = {
     "h": {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_dim": 5120, "patch_size": 14},
 }
 SMALL_SIZES = ("tiny", "s")
-# The feed-forward, and whether all blocks share attention and feed-forward.
+# The feed-forward, and whether all blocks share attention and feed-forward, and norms.
 IMAGE_FAMILIES = {
-    "vit": {"ffn": "dense", "share": False},
-    "vit_moe": {"ffn": "moe", "share": False},  # in every 6th block
-    "widenet": {"ffn": "moe", "share": True},  # in all blocks
+    "vit": {"ffn": "dense", "share": False, "share_norms": False},
+    "bvit": {"ffn": "dense", "share": True, "share_norms": True},  # arXiv:2605.10661
+    "vit_moe": {"ffn": "moe", "share": False, "share_norms": False},  # in every 6th block
+    "widenet": {"ffn": "moe", "share": True, "share_norms": False},  # in all blocks
 }
 # Small models are too shallow for experts in every 6th block.
 VIT_MOE_BLOCKS = {"tiny": "last_1", "s": "every_2"}
@@ -115,6 +116,13 @@ LANGUAGE_SIZES = {
 }
 LANGUAGE_FAMILIES = {"": {"ffn": "dense"}}
 
+# Ties of expert tying (arXiv:2606.16825); all have norms of their own. As an option, `tie`.
+TIES = {
+    "alltie": {"attention": "loops", "experts": "loops", "router": "experts", "norms": "none"},
+    "attntie": {"attention": "loops", "experts": "loops", "router": "none", "norms": "none"},
+    "experttie": {"attention": "none", "experts": "loops", "router": "none", "norms": "none"},
+}
+
 # Option ffn -> config.model.ffn.
 FFNS = {"dense": "mlp", "moe": "moe", "soft_moe": "soft_moe", "top_k": "top_k_mlp"}
 FFNS |= {"product_key": "product_key"}
@@ -153,21 +161,22 @@ ENTROPY_OF = {"all": "entropy", "chosen": "entropy_of_chosen"}
 def vision_model(family: str, size: str, ffn: str, options: Mapping) -> dict:
     """Returns `config.model` of an image model for pretraining (the WideNet paper's Table 6).
 
-    ViT classifies from a learned CLS token; ViT-MoE and WideNet average all tokens. A WideNet
+    ViT and bViT classify from a learned CLS token; ViT-MoE and WideNet average all tokens. A WideNet
     without experts also averages, and at size B has the dense width 3072 (printed size: 9M).
     """
-    share = IMAGE_FAMILIES[family]["share"]
     authors_code = options.get("preset") == "authors_code"
     blocks = VIT_MOE_BLOCKS.get(size, "every_6") if family == "vit_moe" else "all"
     model = of_size(defaults.MODEL | defaults.IMAGE_MODEL, IMAGE_SIZES[size])
     model |= {
         "name": "vision_transformer",
-        "loop": loop_section(IMAGE_SIZES[size]["depth"], {"share": share}, options),
+        "loop": loop_section(IMAGE_SIZES[size]["depth"], IMAGE_FAMILIES[family], options),
         "ffn": FFNS[ffn],
         "ffn_blocks": "all" if ffn == "dense" else blocks,
         "ffn_output_activation": authors_code,
     }
-    if family != "vit":
+    if family == "bvit":
+        model["pre_logits"] = False
+    elif family != "vit":
         model |= {"cls_token": "zero" if authors_code else "none", "pool": "mean"}
     model |= chosen(options, "mlp_dim", "patch_size", "ffn_blocks", "routing_groups")
     if ffn == "moe":
@@ -290,28 +299,27 @@ def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:
 
     Args:
       depth: of the size.
-      family: `share` and `share_norms` of the family; False where left out.
-      options: loop; or depth, share, share_attention, share_ffn, share_norms.
+      family: `share`, `share_norms` and `loop` of the family; False or none where left out.
+      options: loop, tie; or depth, share, share_attention, share_ffn, share_norms.
     """
     given = family | options
     norms = given.get("share_norms", False)
-    inner = {"tie": values(defaults.TIE), "counts": values(defaults.COUNTS)}
-    whole = values(defaults.LOOP) | inner
-    if "loop" in options:
-        section = whole | options["loop"]
-        section["tie"]["norms"] = "loops" if norms else "none"
-        return section
-    depth = options.get("depth", depth)
-    share = given.get("share", False)
-    shared = {
-        "attention": given.get("share_attention", share),
-        "experts": given.get("share_ffn", share),
-        "norms": norms,
-    }
-    section = whole | {"core": ((depth, 1),)}
-    if any(shared.values()):
-        section["core"] = ((1, depth),)
-        section["tie"] |= {part: "loops" if one else "none" for part, one in shared.items()}
+    tie = values(defaults.TIE) | {"norms": "loops" if norms else "none"}
+    section = values(defaults.LOOP) | {"tie": tie, "counts": values(defaults.COUNTS)}
+    if "loop" in given:
+        section |= given["loop"]
+    else:
+        depth = options.get("depth", depth)
+        share = given.get("share", False)
+        shared = {
+            "attention": given.get("share_attention", share),
+            "experts": given.get("share_ffn", share),
+            "norms": norms,
+        }
+        section["core"] = ((1, depth),) if any(shared.values()) else ((depth, 1),)
+        if any(shared.values()):
+            tie |= {part: "loops" if one else "none" for part, one in shared.items()}
+    section["tie"] = tie | TIES.get(options.get("tie"), {})
     return section
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from configs import sizes
 from configs.sizes import ATTENTIONS, ENTROPY_OF, FFNS, LANGUAGE_SIZES, ROUTER_LOSSES, ROUTERS
+from configs.sizes import TIES
 from widenet_jax.errors import BadInputError, choose, known_names
 
 # [PRELUDE+] (LAYERSxLOOPS of each group) [+CODA]; layers are a number, or letters in their order.
@@ -39,6 +40,7 @@ COMMON = {
     "ffn": FFNS,  # dense, moe, soft_moe, top_k, product_key
     "depth": int,
     "loop": loop_of,  # 3x3, 2+8x2+2, 1x6+1x6, ABCBAx1
+    "tie": TIES,
     "mlp_dim": int,  # F; of language models with ffn=moe, G of an expert
     "num_active": int,
     "num_keys": int,

@@ -32,6 +32,7 @@ class LanguageModel(BlockSettings, kw_only=True):
     Attributes:
       vocab_size: V.
       embed_dim: D, even.
+      tied_output: whether the output layer is the embedding's transpose, without a bias.
       dropout: rate after the embedding and before the output layer, too.
       allow_mixing: whether a feed-forward may see later tokens (its attribute `mixes`); losses are
         then not those of a language model.
@@ -42,6 +43,7 @@ class LanguageModel(BlockSettings, kw_only=True):
     embed_dim: int
     causal: bool = True
     allow_mixing: bool = False
+    tied_output: bool = False
 
     @nn.compact
     def __call__(self, inputs: Mapping[str, Array], *, train: bool) -> tuple[dict[str, Array], Aux]:
@@ -67,16 +69,21 @@ class LanguageModel(BlockSettings, kw_only=True):
         mask = inputs.get("mask")
         token_mask = None if mask is None else jnp.broadcast_to(mask[:, None], tokens.shape)
         blocks = Blocks(**self.settings(), name=ENCODER)
-        x, aux, memory = blocks(x, mask=token_mask, **carry, train=train)
+        x, aux, memory = blocks(x, mask=token_mask, **carry, loops=inputs.get("loops"), train=train)
         x = Dropout(self.dropout)(x, train=train)
 
-        near_zero = uniform_between(D**-0.5)
-        output = Dense(self.vocab_size, jnp.float32, near_zero, near_zero, name="output")
-        outputs = {"logits": output(x)}
+        outputs = {"logits": self.logits(x, table)}
         if self.has_memory:
             length = jnp.minimum(carry["memory_length"] + tokens.shape[1], memory.shape[2])
             outputs |= {"memory": memory, "memory_length": length}
         return outputs, aux
+
+    def logits(self, x: Array, table: Array) -> Array:
+        """Returns the scores [B, T, V], float32, of x [B, T, D]; table [V, D] is the embedding."""
+        if self.tied_output:
+            return jnp.einsum("btd,vd->btv", x.astype(jnp.float32), table)
+        near_zero = uniform_between(self.embed_dim**-0.5)
+        return Dense(self.vocab_size, jnp.float32, near_zero, near_zero, name="output")(x)
 
     def check(self) -> None:
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""
@@ -87,11 +94,12 @@ class LanguageModel(BlockSettings, kw_only=True):
                 f"config.model.ffn={self.ffn}: these experts see later tokens, the answers of a "
                 "language model; choose others, or set config.model.allow_mixing=true"
             )
-        loops = Loop.of(self.loop).counts.eval
-        if loops and self.has_memory:
+        counts = Loop.of(self.loop).counts
+        other = f"eval={counts.eval}" if counts.eval else f"train={counts.train}"
+        if self.has_memory and other != "train=fixed":
             raise BadInputError(
-                f"{SECTION}.counts.eval={loops}: the memory has a place for each trained block; "
-                "give 0"
+                f"{SECTION}.counts.{other}: the memory has a place for each block that the core "
+                "names; give config.model.attention.name=full, which has none"
             )
 
     def outside_flops(self, input_spec: Shapes) -> int:
