@@ -174,6 +174,7 @@ ATTENTION = {  # config.model.attention; ATTENTIONS in sizes.py lists the fields
     "implementation": ("auto", "auto, xla, pallas (TPUs), cudnn (GPUs): equal up to rounding"),
     "rope": (0.0, "share of H that rotates by the token's place (RoPE)", 0, 1),
     "qk_norm": (False, "queries and keys of a head are normed (RMS)"),
+    "use_bias": (True, "of full attention, in its four projections"),
     "num_experts": (1, "A of switch_head, for values and for output; 1: a gate", 1, 2**10),
     "num_selected_experts": (2, "of A > 1, for each token and head"),
     "entropy": (0.001, "of switch_head: weight of the loss that evens its experts"),

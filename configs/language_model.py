@@ -112,8 +112,9 @@ def get_config(variant: str = "wt_s") -> ConfigDict:
             checkpoint={"every": "200 steps" if small else "250 steps"},
         )
         if size == "loop_s":
-            config.data.update(path="data/bytes", max_length=64)
-            config.update(duration="1000 steps", evaluation={"every": "1000 steps"})
+            config.data.update(path="data/bytes", max_length=128)
+            config.update(batch_size=8, evaluation={"batch_size": 8})
+            config.update(duration="2000 steps", evaluation={"every": "2000 steps"})
         if small:
             config.data.update(path="", max_length=64)  # an embedded novel
         return config

@@ -87,13 +87,14 @@ BYTE_S |= {"key_heads": 7, "knn": 32}
 # For comparisons of loops: K G = F, so that dense layers and experts cost the same, and slots for
 # each expert, so that a step with many experts takes no longer.
 LOOP_S = {"embed_dim": 64, "depth": 9, "num_heads": 4, "head_dim": 0, "num_active": 64, "knn": 16}
+LOOP_S |= {"attention": {"name": "full", "rope": 1.0}, "router": "top_k"}
 LOOP_S |= {"mlp_dim": 256, "experts": 8, "width": 128, "selected": 2, "dropout": 0.0}
 LOOP_S |= {
     "slots": {
         "capacity_rule": "paper",
         "capacity_factor": 2.0,
         "capacity_factor_eval": 4.0,
-        "examples_per_group": 16,
+        "examples_per_group": 8,
         "dispatch": "gather",
     }
 }
@@ -114,7 +115,37 @@ LANGUAGE_SIZES = {
     "loop_s": WT_S | LOOP_S,
     "tiny": WT_S | CPU | TINY,
 }
-LANGUAGE_FAMILIES = {"": {"ffn": "dense"}}
+LANGUAGE_FAMILIES = {"": {"ffn": "dense"}, "looped": {"ffn": "moe"}}
+
+# MoEUT (Csordás et al. 2024, arXiv:2405.16039): D, L, N, H, E, A, K, and G, layers of its group.
+MOEUT = {
+    "moeut_44m": (412, 16, 4, 82, 155, 8, 12, 2),
+    "moeut_126m": (768, 18, 4, 96, 254, 10, 12, 2),
+    "moeut_244m": (1024, 18, 4, 128, 387, 10, 16, 2),
+    "moeut_244m_g3": (1024, 18, 4, 128, 260, 6, 16, 3),
+    "moeut_318m": (1024, 24, 4, 128, 338, 10, 16, 3),
+    "moeut_727m": (1280, 36, 5, 128, 467, 13, 20, 4),
+    "moeut_1b": (1536, 36, 6, 128, 565, 12, 24, 4),
+}
+for _name, (_d, _l, _n, _h, _e, _a, _k, _g) in MOEUT.items():
+    LANGUAGE_SIZES[_name] = WT_S | {
+        **{"embed_dim": _d, "depth": _l, "num_heads": _n, "head_dim": _h, "experts": _e},
+        **{"selected": _k, "entropy": 0.01, "dropout": 0.0, "mlp_dim": None, "share_norms": True},
+        "attention": {"name": "switch_head", "num_experts": _a, "rope": 0.5, "entropy": 0.001},
+        "loop": {"core": ((_g, _l // _g),)},
+        "model": {"norm_position": "peri"},
+    }
+# The models of "Tying the Loop" (arXiv:2606.16825), whose topologies are the options loop and tie.
+# Its code's initialisation and the routers' gates are not ours.
+LANGUAGE_SIZES["tying"] = WT_S | {
+    **{"embed_dim": 512, "depth": 32, "num_heads": 8, "head_dim": 64, "experts": 32, "width": 256},
+    **{"selected": 8, "dropout": 0.0, "mlp_dim": None, "router": "softmax_renormalized"},
+    "attention": {"name": "full", "rope": 1.0, "qk_norm": True, "use_bias": False},
+    "model": {"norm": "rms", "norm_epsilon": 1e-6, "tied_output": True, "ffn_bias": False},
+    "moe": {"activation": "swiglu", "losses": {"load_balance": 0.01, "z": 1e-4}},
+}
+LOOPED = (*MOEUT, "tying")
+
 
 # Ties of expert tying (arXiv:2606.16825); all have norms of their own. As an option, `tie`.
 TIES = {
@@ -128,7 +159,7 @@ FFNS = {"dense": "mlp", "moe": "moe", "soft_moe": "soft_moe", "top_k": "top_k_ml
 FFNS |= {"product_key": "product_key"}
 # Attention of language models with its own fields, see widenet_jax/nn/attention.
 ATTENTIONS = {
-    "full": ("rope", "qk_norm"),
+    "full": ("rope", "qk_norm", "use_bias"),
     "relative": (),
     "switch_head": ("rope", "qk_norm", "num_experts", "num_selected_experts", "entropy"),
 }
@@ -161,8 +192,8 @@ ENTROPY_OF = {"all": "entropy", "chosen": "entropy_of_chosen"}
 def vision_model(family: str, size: str, ffn: str, options: Mapping) -> dict:
     """Returns `config.model` of an image model for pretraining (the WideNet paper's Table 6).
 
-    ViT and bViT classify from a learned CLS token; ViT-MoE and WideNet average all tokens. A WideNet
-    without experts also averages, and at size B has the dense width 3072 (printed size: 9M).
+    ViT and bViT classify from a learned CLS token; ViT-MoE and WideNet average all tokens. A
+    WideNet without experts also averages, and at size B has the dense width 3072 (printed: 9M).
     """
     authors_code = options.get("preset") == "authors_code"
     blocks = VIT_MOE_BLOCKS.get(size, "every_6") if family == "vit_moe" else "all"
@@ -222,17 +253,19 @@ def language_model(size: str, ffn: str, options: Mapping) -> dict:
     init = options.get("kernel_init", "pre_norm")
     model = of_size(defaults.MODEL | defaults.LANGUAGE_MODEL, base) | {
         "name": "language_model",
-        "loop": loop_section(base["depth"], {}, options),
+        "loop": loop_section(base["depth"], chosen(base, "loop", "share_norms"), options),
         **chosen(base | options, "dropout"),
         "mlp_dim": dense_width(base, ffn, options),
         "norm_epsilon": 1e-5,
         "activation": "relu",
         "kernel_init": init if ffn == "dense" else "pre_norm",
         "ffn": FFNS[ffn],
+        **base.get("model", {}),
     }
-    attention = options.get("attention", "relative")
+    usual = base.get("attention", {"name": "relative"})
+    attention = options.get("attention", usual["name"])
     own = chosen(values(defaults.ATTENTION), *ATTENTIONS[attention])
-    model["attention"] |= {"name": attention} | own
+    model["attention"] |= {"name": attention} | own | (usual if usual["name"] == attention else {})
     if size in ("byte_s", "loop_s", "tiny"):
         model["dtype"] = "float32"
     if ffn == "moe":
@@ -262,7 +295,7 @@ def sigma_moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
     usual = {
         "experts": max(1, base["experts"] * base["width"] // width),
         "selected": 1 if switch else base["selected"],
-        "router": "sigmoid",
+        "router": base.get("router", "sigmoid"),
         "examples_per_group": 1,
     }
     section = experts_section(usual | options | {"mlp_dim": width})
@@ -273,13 +306,18 @@ def sigma_moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
         section["losses"] |= {"entropy": 0.0, loss: options.get("entropy", base["entropy"])}
     rule = "paper" if options.get("router") == "expert_choice" else "unlimited"
     section |= base.get("slots", {"capacity_rule": rule})
-    return section | {
+    section |= {
         "activation": "relu",
         "use_bias": False,
         "dropout": dropout if hidden_dropout(options) else 0.0,
         "output_dropout": dropout,
         "kernel_init": options.get("kernel_init", "switch" if switch else "pre_norm"),
     }
+    own = dict(base.get("moe", {}))
+    if own and "router" not in options:
+        own["losses"] = section["losses"] | {"entropy": 0.0} | own["losses"]
+        section |= own
+    return section
 
 
 def hidden_dropout(options: Mapping) -> bool:

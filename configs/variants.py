@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from configs import sizes
-from configs.sizes import ATTENTIONS, ENTROPY_OF, FFNS, LANGUAGE_SIZES, ROUTER_LOSSES, ROUTERS
-from configs.sizes import TIES
+from configs.sizes import ATTENTIONS, ENTROPY_OF, FFNS, LANGUAGE_SIZES, ROUTER_LOSSES, ROUTERS, TIES
 from widenet_jax.errors import BadInputError, choose, known_names
 
 # [PRELUDE+] (LAYERSxLOOPS of each group) [+CODA]; layers are a number, or letters in their order.
@@ -191,7 +190,7 @@ TEXTS = Kind(
 )
 LANGUAGE = Kind(
     "language model",
-    {size: ("", size) for size in LANGUAGE_SIZES},
+    {size: ("looped" if size in sizes.LOOPED else "", size) for size in LANGUAGE_SIZES},
     sizes.LANGUAGE_FAMILIES,
     LANGUAGE_OPTIONS,
     NEEDS | {"mlp_dim": ("dense", "moe", "top_k")},

@@ -122,7 +122,7 @@ def test_without_a_memory_loops_may_be_other_in_evaluation():
     tied = {"attention": "loops", "experts": "loops", "router": "experts", "norms": "loops"}
     loop = {"core": ((1, 2),), "tie": tied, "counts": {"eval": 3}}
     fields = MODEL | {"loop": loop}
-    with pytest.raises(BadInputError, match="eval=3: the memory has a place for each trained"):
+    with pytest.raises(BadInputError, match="eval=3: the memory has a place for each block"):
         build_model(fields, vocab_size=V)
     fields |= {"attention": {"name": "full", "num_heads": 2}}
     model = build_model(fields, vocab_size=V)

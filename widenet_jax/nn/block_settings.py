@@ -148,7 +148,9 @@ class BlockSettings(nn.Module):
                 f"blocks config.model.ffn_blocks={self.ffn_blocks} leaves blocks without; give "
                 "ffn=moe and ffn_blocks=all, or another norm_position"
             )
-        if self.norm_position == "peri" and not getattr(self.build_attention(), "values", False):
+        if self.norm_position == "peri" and not getattr(
+            self.build_attention(), "takes_values", False
+        ):
             raise BadInputError(
                 f"{place} normalises queries and keys alone, and config.model.attention.name="
                 f"{self.attention['name']} has no values apart; give full or switch_head"

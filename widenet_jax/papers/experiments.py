@@ -91,6 +91,9 @@ class PaperExperiment:
       layer: the size that a figure of single layers varies, a key of `scales.Scale.layer_sweeps`;
         such a figure has no rows.
       paper_label: label of the paper's numbers where it is not the metric's.
+      contrasts: (label, rows whose values are added, rows whose values are subtracted), see
+        `contrasts`; of a comparison that no paper has made.
+      margin: within which a contrast counts as 0.
     """
 
     name: str
@@ -107,6 +110,8 @@ class PaperExperiment:
     statistic: str = ""
     layer: str = ""
     paper_label: str = ""
+    contrasts: tuple[tuple[str, list[str], list[str]], ...] = ()
+    margin: float = 0.0
 
     def of_sizes(self, sizes: Sequence[str]) -> "PaperExperiment":
         """Returns the experiment with only the rows of these sizes."""
@@ -132,6 +137,10 @@ def experiments_of(name: str, section: dict[str, Any]) -> Iterator[PaperExperime
     if whole.text:
         rows = tuple(PaperRow(of.model, of.variant, column(of, whole.text)) for of in printed.TEXT)
         yield replace(whole, rows=rows, metric=METRICS[whole.metric])
+    elif whole.language:
+        rows = tuple(PaperRow(label, variant) for label, variant in rows)
+        contrasts = tuple(map(tuple, whole.contrasts))
+        yield replace(whole, rows=rows, metric=METRICS["bits"], contrasts=contrasts)
     elif not layer and not sizes:
         models = printed.FINETUNING if whole.finetuned else printed.PRETRAINING
         top_1 = {of.variant: of.top_1 for of in (*models, printed.OUT_OF_MEMORY)}
@@ -177,10 +186,11 @@ EXPERIMENTS = {
 # Names on the command line that stand for several experiments, whose names begin with them.
 GROUPS = {
     name: tuple(one for one in EXPERIMENTS if one.startswith(f"{name}_"))
-    for name in ("table2", *SECTIONS, "sigma")
+    for name in ("table2", *SECTIONS, "sigma", "loops")
     if name not in EXPERIMENTS
 }
-GROUPS["all"] = tuple(name for name in EXPERIMENTS if not name.startswith("sigma_"))
+OTHERS = ("sigma_", "loops_")  # how names begin that are not of the WideNet paper
+GROUPS["all"] = tuple(name for name in EXPERIMENTS if not name.startswith(OTHERS))
 
 
 def chosen(names: Sequence[str], sizes: Sequence[str] = PAPER_SIZES) -> list[PaperExperiment]:

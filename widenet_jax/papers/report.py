@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.files import STARTS, write_json, write_text
-from widenet_jax.papers import figures, tables
+from widenet_jax.papers import contrasts, figures, tables
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Run, Scale, run_of
@@ -96,6 +96,11 @@ def write(
         figures.draw_table(experiment, rows, picture)
         text = tables.markdown(experiment, scale, rows)
         content = {"rows": [row | {"paper": paper_json(row["paper"])} for row in rows]}
+        if experiment.contrasts:
+            found = contrasts.contrasts_of(experiment, rows)
+            contrasts.draw(experiment, found, out / f"{experiment.name}_contrasts.png")
+            text += contrasts.markdown(experiment, found)
+            content["contrasts"] = [one.as_json() for one in found]
     devices, commits = (", ".join(made_by[of]) or "none" for of in ("devices", "commits"))
     text += f"\nMade by `{made_by['command']}`; devices: {devices}; commits: {commits}.\n"
     head = {"experiment": experiment.name, "about": scale.about_of(experiment)}

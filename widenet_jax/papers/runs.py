@@ -42,6 +42,11 @@ class Measured:
         name = f"test_{metric.name}"
         return [metric.scale * outcome.result.get(name, math.nan) for outcome in self.ended]
 
+    def by_seed(self, metric: Metric) -> dict[int, float]:
+        """`values` by the seed of each."""
+        seeds = [one.trial.settings.get("seed", i) for i, one in enumerate(self.ended)]
+        return dict(zip(seeds, self.values(metric), strict=True))
+
     def interval(self, metric: Metric) -> Interval | None:
         """95% interval of the mean of `values`; of a single seed's accuracy, over its examples."""
         finite = [value for value in self.values(metric) if math.isfinite(value)]

@@ -46,9 +46,9 @@ def rows_of(
 
     Returns:
       label, size, variant (at this scale), params, paper (as printed), values (the experiment's
-      metric, one for each seed that ended), mean, std, interval (`Measured.interval`), statuses
-      (one for each seed). `same_as` is the label of an earlier row that is the same run at this
-      scale, else None.
+      metric, one for each seed that ended), by_seed (the same), mean, std, interval
+      (`Measured.interval`), statuses (one for each seed). `same_as` is the label of an earlier row
+      that is the same run at this scale, else None.
     """
     rows, seen = [], {}
     for row in experiment.rows:
@@ -64,6 +64,7 @@ def rows_of(
                 "params": of.params,
                 "paper": row.paper,
                 "values": values,
+                "by_seed": of.by_seed(experiment.metric),
                 "mean": mean_of(values),
                 "std": std_of(values),
                 "interval": of.interval(experiment.metric),
@@ -84,6 +85,8 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
         f"paper, {experiment.paper_label or metric}": lambda row: number(row["paper"], decimals),
         f"ours, {metric}": lambda row: ours(row, decimals),
     }
+    if experiment.contrasts:  # no paper has these
+        del columns[f"paper, {metric}"]
     if experiment.reference:
         columns[f"against {experiment.reference}"] = lambda row: against(experiment, row, rows)
     about, lines = scale.about_of(experiment), comparison(experiment, rows)
@@ -152,7 +155,8 @@ def ours(row: Row, decimals: int) -> str:
 
 def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
     """Lines that state the paper's conclusion and which pairs of rows stand as in the paper."""
-    lines, decimals = [f"The paper: {experiment.claim}"], experiment.metric.decimals
+    whose = "Why" if experiment.contrasts else "The paper"
+    lines, decimals = [f"{whose}: {experiment.claim}"], experiment.metric.decimals
     pairs: dict[str, list] = {AS: [], OTHER: [], CLOSE: [], LOST: []}
     for one, other in compared(experiment, rows):
         printed = paper_sign(experiment, one, other)

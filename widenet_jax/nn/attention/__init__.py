@@ -23,6 +23,9 @@ gives values=[B, T, D].
     y    [B, T, D]
     aux  as a feed-forward's, see `feed_forwards`, with other names of losses and sums; {} for none
 
+With `takes_values = True` it may also be called with `values=` [B, T, D], of which values are made
+in place of x: for `config.model.norm_position=peri`.
+
 It may have
 
     check(embed_dim)                            raises BadInputError where fields do not fit D

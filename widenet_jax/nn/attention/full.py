@@ -89,6 +89,7 @@ class SelfAttention(HeadProjections):
     implementation: str = AUTO
 
     needs_memory = False
+    takes_values = True
     values = True  # may be of other inputs than queries and keys
 
     def queries_and_keys(self, x: Array) -> tuple[Array, Array]:
@@ -133,8 +134,12 @@ class SelfAttention(HeadProjections):
 class MultiHeadAttention(SelfAttention):
     """softmax(q k^T / sqrt(H)) v, then an output projection (Vaswani et al. 2017).
 
-    Attributes: see `SelfAttention`.
+    Attributes:
+      use_bias: of the four projections.
+      The rest: see `SelfAttention`.
     """
+
+    use_bias: bool = True
 
     @nn.compact
     def __call__(

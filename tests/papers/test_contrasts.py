@@ -1,0 +1,65 @@
+"""Contrasts by hand: sums over seeds that all rows have, Holm, and equality within a margin."""
+
+import math
+
+import numpy as np
+import pytest
+
+from widenet_jax.papers import contrasts
+from widenet_jax.papers.experiments import EXPERIMENTS, METRICS, PaperExperiment
+
+ROWS = [
+    {"label": "a", "by_seed": {0: 2.0, 1: 3.0, 2: 5.0}},
+    {"label": "  b", "by_seed": {0: 1.0, 1: 1.5, 2: 3.0, 3: 9.0}},
+    {"label": "c", "by_seed": {0: 0.5, 1: 0.5, 2: math.nan}},
+]
+
+
+def found(*wanted, margin: float = 0.1) -> list[contrasts.Found]:
+    one = PaperExperiment("x", "", "", metric=METRICS["bits"], contrasts=wanted, margin=margin)
+    return contrasts.contrasts_of(one, ROWS)
+
+
+def test_seeds_are_paired():
+    """a - b is 1, 1.5 and 2; (a + c) - (b + b) is 2 + .5 - 2 and 3 + .5 - 3; seed 2 diverged."""
+    one, two = found(("a - b", ["a"], ["b"]), ("four", ["a", "c"], ["b", "b"]))
+    assert one.values == (1.0, 1.5, 2.0)
+    assert one.mean == 1.5
+    # t of two degrees of freedom at 97.5%: 4.303; the standard error is 0.5 / sqrt(3).
+    np.testing.assert_allclose(one.interval, (1.5 - 1.2421, 1.5 + 1.2421), atol=1e-3)
+    assert two.values == (0.5, 0.5)
+    (missing,) = found(("lost", ["a"], ["d"]))
+    assert (missing.values, missing.verdict) == ((), "undecided")
+
+
+def test_p_values_are_corrected():
+    """0.01 of three becomes 0.03, 0.02 of two 0.04, and 0.03 at least as much as those before."""
+    assert contrasts.holm([0.03, 0.01, math.nan, 0.02]) == pytest.approx(
+        [0.04, 0.03, math.nan, 0.04], nan_ok=True
+    )
+    assert contrasts.holm([0.6, 0.7]) == [1.0, 1.0]
+
+
+def test_verdicts():
+    above = contrasts.Found("", (1.0, 1.1, 0.9), 0.01, 1.0)
+    below = contrasts.Found("", (-1.0, -1.1), 0.01, 1.0)
+    equal = contrasts.Found("", (0.01, -0.01), 0.9, 0.01)
+    neither = contrasts.Found("", (0.01, -0.01), 0.9, 0.2)
+    verdicts = [one.verdict for one in (above, below, equal, neither)]
+    assert verdicts == ["above 0", "below 0", "equal", "undecided"]
+
+
+def test_equality_needs_both_sides():
+    """0.01 with a standard error of 0.001 is within 0.1, and not within 0.005."""
+    ROWS.append({"label": "near", "by_seed": {0: 0.009, 1: 0.011, 2: 0.01, 3: 0.01}})
+    ROWS.append({"label": "zero", "by_seed": dict.fromkeys(range(4), 0.0)})
+    (wide,), (narrow,) = (found(("n", ["near"], ["zero"]), margin=m) for m in (0.1, 0.005))
+    assert wide.p_equal < 1e-4 < 0.9 < narrow.p_equal
+
+
+def test_contrasts_name_rows():
+    for one in EXPERIMENTS.values():
+        labels = {row.label.strip() for row in one.rows}
+        for _, plus, minus in one.contrasts:
+            assert len(plus) == len(minus)
+            assert {*plus, *minus} <= labels

@@ -1,0 +1,148 @@
+"""Contrasts: sums of some rows minus sums of others, paired by seed, with intervals and tests.
+
+A difference has one row on each side; an interaction two: how much more looping costs with experts
+than without is (MoE looped + dense plain) - (MoE plain + dense looped). Runs of one seed see the
+same data in the same order, so that the differences vary less than the rows.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from widenet_jax.papers.experiments import PaperExperiment
+from widenet_jax.run.figures import PALETTE, save, subplots
+from widenet_jax.run.intervals import Interval, mean_over_seeds
+from widenet_jax.run.tables import table_of
+
+SIGNIFICANT = 0.05
+HOW = (
+    "Contrasts are paired by seed. 95%: Student's t. p: t-test against 0, corrected for all "
+    "contrasts of the table by Holm. Equal: two one-sided t-tests at 5% put the mean within the "
+    "margin of {margin:g} that was fixed before the runs; undecided: neither."
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a contrast came to.
+
+    Attributes:
+      label: of the contrast.
+      values: one for each seed that all its rows have.
+      p: of the t-test against 0, corrected by Holm; NaN for fewer than two seeds.
+      p_equal: of the two one-sided tests against the margin.
+    """
+
+    label: str
+    values: tuple[float, ...]
+    p: float
+    p_equal: float
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds; NaN without any."""
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def interval(self) -> Interval | None:
+        """95% interval of the mean; None for fewer than two seeds."""
+        return mean_over_seeds(self.values) if len(self.values) > 1 else None
+
+    @property
+    def verdict(self) -> str:
+        """Above 0, below 0, equal or undecided."""
+        if self.p < SIGNIFICANT:
+            return "above 0" if self.mean > 0 else "below 0"
+        return "equal" if self.p_equal < SIGNIFICANT else "undecided"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the numbers for a file."""
+        return {
+            "label": self.label,
+            "values": list(self.values),
+            "mean": self.mean,
+            "interval": self.interval,
+            "p": self.p,
+            "p_equal": self.p_equal,
+            "verdict": self.verdict,
+        }
+
+
+def contrasts_of(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]]) -> list[Found]:
+    """Computes the contrasts of an experiment from the rows of `tables.rows_of`."""
+    by_label = {row["label"].strip(): row["by_seed"] for row in rows}
+    values = {}
+    for label, plus, minus in experiment.contrasts:
+        sides = [by_label.get(name, {}) for name in (*plus, *minus)]
+        seeds = sorted(set.intersection(*(set(side) for side in sides)))
+        signs = [1] * len(plus) + [-1] * len(minus)
+        found = [sum(s * of[seed] for s, of in zip(signs, sides, strict=True)) for seed in seeds]
+        values[label] = tuple(value for value in found if math.isfinite(value))
+    raw = [p_of(of, 0.0, "two-sided") for of in values.values()]
+    corrected = holm(raw)
+    return [
+        Found(label, of, p, max(p_of(of, -margin, "greater"), p_of(of, margin, "less")))
+        for (label, of), p in zip(values.items(), corrected, strict=True)
+        for margin in [experiment.margin]
+    ]
+
+
+def p_of(values: Sequence[float], mean: float, alternative: str) -> float:
+    """Returns the p of a t-test of the values against a mean; NaN where they do not vary."""
+    if len(values) < 2 or not np.std(values):
+        return math.nan
+    return float(stats.ttest_1samp(values, mean, alternative=alternative).pvalue)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Returns p corrected for their number (Holm 1979): the least times n, the next n - 1, ...
+
+    A NaN stays, and does not count.
+    """
+    order = [i for i in np.argsort(p) if not math.isnan(p[i])]
+    corrected, highest = list(p), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - rank) * p[i]))
+        corrected[i] = highest
+    return corrected
+
+
+def markdown(experiment: PaperExperiment, found: Sequence[Found]) -> str:
+    """Writes the contrasts as a table, and how they were computed."""
+
+    def interval(one: Found) -> str:
+        return "{:+.4f} to {:+.4f}".format(*one.interval) if one.interval else "one seed"
+
+    columns = {
+        f"contrast, {experiment.metric.label}": lambda one: one.label,
+        "mean": lambda one: f"{one.mean:+.4f}",
+        "95%": interval,
+        "seeds": lambda one: str(len(one.values)),
+        "p": lambda one: f"{one.p:.3f}",
+        "verdict": lambda one: one.verdict,
+    }
+    shown = [one for one in found if one.values]
+    return f"\n{table_of(columns, shown)}\n\n{HOW.format(margin=experiment.margin)}\n"
+
+
+def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None:
+    """Draws each contrast's seeds, mean and interval, beside 0 and the margin."""
+    shown = [one for one in found if one.values]
+    figure, axis = subplots(1, 1, size=(9, 1.4 + 0.4 * len(shown)))
+    axis.axvspan(-experiment.margin, experiment.margin, color="0.9", label="counts as equal")
+    axis.axvline(0, color="0.4", linewidth=1)
+    for y, one in enumerate(shown):
+        axis.plot(one.values, [y] * len(one.values), "o", color=PALETTE[0], alpha=0.4)
+        axis.plot(one.interval or (one.mean, one.mean), [y, y], color=PALETTE[1], linewidth=2)
+        axis.plot(one.mean, y, "D", color=PALETTE[1])
+    axis.set_yticks(range(len(shown)), [one.label for one in shown])
+    axis.invert_yaxis()
+    axis.set_xlabel(f"{experiment.metric.label}: each seed, mean and 95% interval")
+    axis.legend(loc="best", fontsize="small")
+    save(figure, out)
