@@ -69,12 +69,15 @@ dropout: standard_dropout and switch_no_dropout need dropout=0.1. Dense widths o
 `tiny` and all numbers of product keys are solved for the parameters of the experts;
 parameter_matched=true does so for the other dense models, whose printed widths are within 0.5% of
 it. variants.py has every option.
+
+Looped models, see docs/LOOPS.md: moeut_44m to moeut_1b (MoEUT), and tying with the options loop and
+tie ("Tying the Loop"), at their published sizes and rates. Ours: not run.
 """
 
 from ml_collections import ConfigDict
 
 from configs import defaults
-from configs.sizes import hidden_dropout
+from configs.sizes import MOEUT, hidden_dropout
 from configs.variants import LANGUAGE, parse
 
 # config.optimizer.grad_clip_norm is 0.25 except for the feed-forwards in `clip`.
@@ -90,6 +93,25 @@ RECIPES = {
     "pes2o_s": SMALL | {"path": "data/pes2o"},
     "pes2o_b": BIG | {"path": "data/pes2o"},
 }
+# Looped models: MoEUT (arXiv:2405.16039), and "Tying the Loop" (arXiv:2606.16825). Cosine to 10%.
+MOEUT_RECIPE = {"batch_size": 64, "max_length": 1024, "path": "data/c4"}
+MOEUT_OPTIMIZER = {"learning_rate": 2.5e-4, "end_learning_rate": 2.5e-5, "weight_decay": 0.01}
+TYING_RECIPE = {
+    "batch_size": 256,
+    "max_length": 512,
+    "path": "data/dclm",
+    "duration": "10000 steps",
+}
+TYING_OPTIMIZER = {
+    **{"name": "muon", "momentum": 0.95, "learning_rate": 0.02, "end_learning_rate": 0.002},
+    **{"adam_rate": 0.1, "warmup": "50 steps", "grad_clip_norm": 1.0},
+}
+for _name in MOEUT:
+    _first = {"warmup": "0 steps", "grad_clip_norm": 0.1}
+    _other = {"warmup": "4000 steps", "grad_clip_norm": 0.25}
+    _own = _first if _name == "moeut_44m" else _other
+    RECIPES[_name] = MOEUT_RECIPE | {"optimizer": MOEUT_OPTIMIZER | _own}
+RECIPES["tying"] = TYING_RECIPE | {"optimizer": TYING_OPTIMIZER}
 
 
 def get_config(variant: str = "wt_s") -> ConfigDict:
@@ -121,13 +143,14 @@ def get_config(variant: str = "wt_s") -> ConfigDict:
     recipe = RECIPES[size]
     config.update(
         batch_size=recipe["batch_size"],
-        duration="100000 steps",
+        duration=recipe.get("duration", "100000 steps"),
         log_every_steps=50,
         data={"path": recipe["path"], "max_length": recipe["max_length"]},
         optimizer={
             "learning_rate": 2.5e-4,
             "warmup": recipe.get("warmup", "0 steps"),
             "grad_clip_norm": recipe.get("clip", {}).get(model["ffn"], 0.25),
+            **recipe.get("optimizer", {}),
         },
         evaluation={"batch_size": recipe["batch_size"], "every": "5000 steps"},
         checkpoint={"every": "1000 steps"},

@@ -91,7 +91,7 @@ def test_several_slices_are_columns(plan, capsys: pytest.CaptureFixture):
 
 def test_counts(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
     """One row stands for all; it needs no compiler. A row is shown before the next is counted."""
-    for rows in ("PRETRAINING", "TEXT", "LANGUAGE"):
+    for rows in ("PRETRAINING", "TEXT", "LANGUAGE", "LOOPED"):
         monkeypatch.setattr(printed, rows, ())
     monkeypatch.setattr(printed, "FINETUNING", printed.FINETUNING[:1])
     assert import_file(str(ROOT / "scripts/plan.py")).main(["--counts", "--json"]) == 0

@@ -52,6 +52,7 @@ def count_rows() -> Iterator[dict[str, Any]]:
             yield image_row(row, num_classes=10, pre_logits=False)
         yield from map(text_row, printed.TEXT)
         yield from map(language_row, printed.LANGUAGE)
+        yield from map(looped_row, printed.LOOPED)
 
 
 def row_of(
@@ -106,6 +107,17 @@ def language_row(of: printed.PrintedCount) -> dict[str, Any]:
     return row | {"note": f"{sizes_text(fields)}; the paper has 2 scalars a block more: {theirs:,}"}
 
 
+def looped_row(of: printed.PrintedCount) -> dict[str, Any]:
+    """Returns the row of a looped language model; the printed millions are rounded."""
+    model = build_model(model_section(of.variant), vocab_size=of.vocab_size)
+    inputs = shapes(jnp.int32, tokens=(1, 8))
+    params = count_parameters(parameter_shapes(model, inputs))
+    millions = of.params and of.params / 1e6
+    agrees = round(params / 1e6) == millions
+    unrolled = count_unrolled(model, inputs)
+    return row_of(of, of.tables, params, unrolled, millions=millions, agrees=agrees)
+
+
 def sizes_text(model: Mapping) -> str:
     """Describes what makes the parameters of a language model equal."""
     text = {
@@ -137,11 +149,11 @@ def count_text(variant: str) -> dict[str, int]:
 
 def counts_table(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yields a line for people for each of the rows of `count_rows`, after a header."""
-    yield f"{'tables':<12}{'model':<29}{'printed':>9}{'ours':>13}{'unrolled':>15}  variant"
+    yield f"{'tables':<12}{'model':<29}{'printed':>9}{'ours':>15}{'unrolled':>15}  variant"
     for row in rows:
         printed = "-" if row["printed"] is None else f"{row['printed']:.6g}M"
         note = f"  ({row['note']})" if "note" in row else ""
         yield (
-            f"{row['tables']:<12}{row['model']:<29}{printed:>9}{row['params']:>13,}"
+            f"{row['tables']:<12}{row['model']:<29}{printed:>9}{row['params']:>15,}"
             f"{row['params_unrolled']:>15,}  {row['variant']}{note}"
         )

@@ -58,12 +58,14 @@ class PrintedCount(NamedTuple):
       model: the model's name in words.
       vocab_size: V.
       params: parameters, to the last one or rounded to 10,000; None where they are not printed.
+      tables: the paper, where it is another one.
     """
 
     variant: str
     model: str
     vocab_size: int
     params: int | None = None
+    tables: str = "sigma-MoE"
 
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -72,3 +74,4 @@ OUT_OF_MEMORY = Printed(**_TABLES["out_of_memory"])
 FINETUNING = [Printed(**row) for row in _TABLES["finetuning"]]
 TEXT = [PrintedText(**row) for row in _TABLES["text"]]
 LANGUAGE = [PrintedCount(**row) for row in _TABLES["language"]]
+LOOPED = [PrintedCount(**row) for row in _TABLES["looped"]]
