@@ -83,43 +83,46 @@ class JsonLines:
           written: `written()` when that step was saved: what is to stay. A warning says how the
             file differs. None: unknown, as of older checkpoints.
         """
-        if not (written and self._cut(written, last_step)):
-            self._remove_after(last_step, again)
+        problem = self._cut(written) if written else None
+        moved = [] if written and not problem else self._remove_after(last_step, again)
+        if problem:
+            moved.insert(0, f"{problem}, compared with checkpoint {last_step}")
+        if moved:
+            say(
+                f"warning: {self.parts or self.path} {'; '.join(moved)}: metrics of earlier steps "
+                "are lost or wrong; training itself continues unchanged"
+            )
         for file in self.files():
             self._count(file.read_bytes())
 
-    def _cut(self, written: Mapping[str, Any], step: int) -> bool:
-        """Cuts the file to what was written when a step was saved; False where it has changed."""
+    def _cut(self, written: Mapping[str, Any]) -> str:
+        """Cuts the file to what was written when a step was saved; says how it differs, or ""."""
         contents = {file: file.read_bytes() for file in self.files()}
         whole, size = b"".join(contents.values()), written["bytes"]
         if len(whole) < size:
-            problem = f"has {len(whole):,} bytes instead of {size:,}" if contents else "is missing"
-        elif hashlib.sha256(whole[:size]).hexdigest() != written["sha256"]:
-            problem = f"has changed among its first {size:,} bytes"
-        else:
-            for file, content in contents.items():
-                kept, size = content[:size], max(0, size - len(content))
-                if kept != content:
-                    write_bytes(file, kept)
-            return True
-        say(
-            f"warning: {self.parts or self.path} {problem}, compared with checkpoint {step}: "
-            "metrics of earlier steps are lost or wrong; training itself continues unchanged"
-        )
-        return False
+            return f"has {len(whole):,} bytes instead of {size:,}" if contents else "is missing"
+        if hashlib.sha256(whole[:size]).hexdigest() != written["sha256"]:
+            return f"has changed among its first {size:,} bytes"
+        for file, content in contents.items():
+            kept, size = content[:size], max(0, size - len(content))
+            if kept != content:
+                write_bytes(file, kept)
+        return ""
 
-    def _remove_after(self, last_step: int, again: Collection[str]) -> None:
-        """As `resume`, line by line; moves damaged ones to `FILE.damaged`, with a warning."""
+    def _remove_after(self, last_step: int, again: Collection[str]) -> list[str]:
+        """As `resume`, line by line; moves damaged lines to `FILE.damaged` and says so."""
+        moved = []
         for file in self.files():
             lines = [(line, parse(line)) for line in file.read_bytes().splitlines(keepends=True)]
             damaged = [line for line, record in lines[:-1] if record is None]
             if damaged:
                 aside = epath.Path(f"{file}.damaged")
                 aside.write_bytes(b"".join(damaged))
-                say(f"warning: {file} has {len(damaged)} damaged lines; now in {aside.name}")
+                moved.append(f"had damaged lines, {len(damaged)} in all, now in {aside.name}")
             kept = [line for line, record in lines if record and is_kept(record, last_step, again)]
             if len(kept) != len(lines):
                 write_bytes(file, b"".join(kept))
+        return moved
 
     def files(self) -> list[epath.Path]:
         if self.parts is not None:
