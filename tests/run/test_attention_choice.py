@@ -15,7 +15,7 @@ from widenet_jax import train
 from widenet_jax.nn.attention import pallas, relative_pallas
 from widenet_jax.nn.attention.implementations import CANDIDATES, candidate_for
 from widenet_jax.ops.plan.planner import data_info
-from widenet_jax.run.attention import Problem, compare, faster
+from widenet_jax.run.attention import Problem, compare, faster, problem_of
 from widenet_jax.run.session import attention_of
 
 
@@ -85,6 +85,18 @@ def test_relative_attention_is_right_and_judged_by_its_time(monkeypatch):
     monkeypatch.setattr(relative_pallas, "centred", lambda x, axis: -right(x, axis=axis))
     _, line = compare(problem, "pallas")
     assert "pallas is wrong here, by 200% in the gradient of the queries' terms" in line
+
+
+@pytest.mark.slow
+def test_a_language_model_without_memory_is_measured_as_it_runs(monkeypatch):
+    """A kernel that shows later tokens is wrong there."""
+    config = small_config(run="switch_head", batch_size=4)
+    problem = problem_of(config, data_info(config), 2)
+    assert problem == Problem((2, 32, 4, 24), "float32", False, False, causal=True)
+    problem = problem._replace(shape=PROBLEM.shape)
+    assert "wrong" not in compare(problem, "pallas")[1]
+    monkeypatch.setattr(pallas, "later_hidden", lambda scores, block: scores)
+    assert "pallas is wrong here" in compare(problem, "pallas")[1]
 
 
 def test_the_answer_is_kept(tmp_path: Path, monkeypatch):
