@@ -134,6 +134,8 @@ for _name, (_d, _l, _n, _h, _e, _a, _k, _g) in MOEUT.items():
         "attention": {"name": "switch_head", "num_experts": _a, "rope": 0.5, "entropy": 0.001},
         "loop": {"core": ((_g, _l // _g),)},
         "model": {"norm_position": "peri"},
+        # Differs from the paper: p is averaged over the tokens of a sequence, and not over loops.
+        "moe": {"losses": {"entropy": 0.01, "over": "group"}},
     }
 # The models of "Tying the Loop" (arXiv:2606.16825), whose topologies are the options loop and tie.
 # Its code's initialisation and the routers' gates are not ours.

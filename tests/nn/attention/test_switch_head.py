@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_by_loops import by_loops
 from compiled import draw
-from loops import by_loops
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError

@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 from compiled import init
-from loops import assert_gradients, ffn, sigmoid, softmax
+from gradients import assert_gradients
+from moe_by_loops import ffn, sigmoid, softmax
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError

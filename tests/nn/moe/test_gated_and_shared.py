@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import apply, init
-from loops import assert_gradients, ffn, sigmoid
+from gradients import assert_gradients
+from moe_by_loops import ffn, sigmoid
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.moe.dispatch import DISPATCHERS

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import apply, init
-from loops import assert_gradients, ffn, softmax
+from gradients import assert_gradients
+from moe_by_loops import ffn, softmax
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
