@@ -10,6 +10,13 @@ from small_runs import RUNS, assert_same_end, at_step, final_state, metrics_of, 
 LONG = {"duration": "30 steps", "evaluation.every": "30 steps", "optimizer.schedule": "constant"}
 LOOPED = {"model.loop.core": ((1, 2),), "data.path": "", "evaluation.batch_size": 16}
 FAST = {"optimizer.learning_rate": 0.005, "augment.mixup_alpha": 0.0}
+SANDWICH = FAST | {
+    "model.loop.prelude": 1,
+    "model.loop.core": ((2, 2), (1, 3)),
+    "model.loop.coda": 1,
+    "model.loop.tie.norms": "loops",
+}
+KINDS = {"random loops": "digits", "growing loops": "digits"}  # of small runs
 CASES = {
     "balance bias": LOOPED
     | {
@@ -29,6 +36,24 @@ CASES = {
         "optimizer.weight_decay": 0.1,
         "optimizer.tied_rate": "sqrt",
     },
+    "random loops": SANDWICH
+    | {
+        "model.loop.inject": "linear",
+        "model.loop.start": "noise",
+        "model.loop.state_norm": True,
+        "model.loop.counts.train": "poisson",
+        "model.loop.counts.backprop_last": 2,
+        "model.norm": "rms",
+        "model.norm_position": "sandwich",
+        "model.remat": "block",
+        "optimizer.accumulation_steps": 2,
+    },
+    "growing loops": SANDWICH
+    | {
+        "model.loop.condition": "index_state",
+        "model.loop.counts.train": "grow",
+        "model.unroll": False,
+    },
     "expert_choice": {"model.moe.num_selected_experts": 1} | FAST,
     "soft_moe": FAST,
 }
@@ -39,7 +64,7 @@ CASES = {
 def test_it_learns_resumes_with_the_same_bytes_and_moves(tmp_path: Path, name: str):
     """Also on eight devices that share parameters and experts: nearly the same losses."""
     fields, one = LONG | CASES[name], tmp_path / "one"
-    kind = name if name in RUNS else "sigma_moe"
+    kind = KINDS.get(name, name if name in RUNS else "sigma_moe")
     run_here(one, run=kind, **fields)
     broken = at_step(tmp_path / "broken", one, 20)
     run_here(broken, run=kind, **fields)
@@ -51,7 +76,7 @@ def test_it_learns_resumes_with_the_same_bytes_and_moves(tmp_path: Path, name: s
         assert 0 < rate < 1
     run_here(eight, run=kind, devices=8, **fields, **shards)
     losses = [[row["loss"] for row in metrics_of(run)] for run in (one, eight)]
-    np.testing.assert_allclose(*losses, rtol=1e-4)
+    np.testing.assert_allclose(*losses, rtol=1e-3 if name in KINDS else 1e-4)
     assert np.mean(losses[0][-3:]) < 0.9 * losses[0][0]
     if name == "balance bias":
         check_biases(*map(final_state, (one, eight)))
