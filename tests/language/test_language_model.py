@@ -87,21 +87,29 @@ def test_a_short_memory_holds_the_latest_tokens():
 
 
 @pytest.mark.slow
-def test_loop_and_recomputation_change_nothing():
-    """Logits, memory and gradients are those of unrolled blocks."""
+@pytest.mark.parametrize("attention", ["relative", "switch_head"])
+def test_loop_and_recomputation_change_nothing(attention: str):
+    """Logits, memory and gradients, also of experts' losses, are those of unrolled blocks."""
+    fields = {"attention": MODEL["attention"]}
     inputs = {"tokens": TOKENS, "memory": jax.random.normal(jax.random.key(1), (B, 2, 5, D))}
     inputs["memory_length"] = jnp.array([0, 3, 5])
+    params = params_of(2)
+    if attention == "switch_head":
+        fields = {"attention": fields["attention"] | {"name": attention, "num_experts": 3}}
+        params = compiled.init(model_of(2, **fields), {"tokens": TOKENS})
 
     def results(model: LanguageModel) -> tuple:
         def loss(params: dict) -> tuple:
-            outputs, _ = model.apply({"params": params}, inputs, train=True)
-            return (outputs["logits"] ** 2).sum(), outputs
+            outputs, aux = model.apply({"params": params}, inputs, train=True)
+            return (outputs["logits"] ** 2).sum() + 1e3 * aux.get(
+                "loss", jnp.zeros(1)
+            ).sum(), outputs
 
-        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params_of(2))
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
-    other = model_of(depth=2, unroll=False, remat="block")
+    other = model_of(depth=2, unroll=False, remat="block", **fields)
     compare = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    jax.tree.map(compare, results(model_of(depth=2)), results(other))
+    jax.tree.map(compare, results(model_of(depth=2, **fields)), results(other))
 
 
 def test_no_gradient_flows_through_the_memory():

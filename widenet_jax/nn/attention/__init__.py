@@ -17,8 +17,7 @@ or, where the class attribute `needs_memory` is True, as
       memory_length  [B] int32: how many rows of the memory, the latest, are not empty
 
 Tokens of a language model must not see later ones: without a memory, the class has a field `causal`
-that the model sets. Where a block has other inputs for values than for queries and keys, it also
-gives values=[B, T, D].
+that the model sets.
 
     y    [B, T, D]
     aux  as a feed-forward's, see `feed_forwards`, with other names of losses and sums; {} for none

@@ -90,7 +90,6 @@ class SelfAttention(HeadProjections):
 
     needs_memory = False
     takes_values = True
-    values = True  # may be of other inputs than queries and keys
 
     def queries_and_keys(self, x: Array) -> tuple[Array, Array]:
         """Returns the scaled queries and the keys, [B, T, N, H], of x [B, T, D]."""
