@@ -49,7 +49,7 @@ def params_of(layer: SelfAttention) -> dict:
 
 @pytest.mark.parametrize("name", cases())
 def test_equals_loops_over_tokens_and_heads(name: str):
-    """Output, loss, and the derivative along three directions in each parameter and input."""
+    """Output, loss, and the derivative along a direction in each parameter and input."""
     layer = LAYERS[name]
     mask = MASK if name.startswith("masked") else np.ones((B, T), bool)
 
@@ -80,14 +80,13 @@ def test_equals_loops_over_tokens_and_heads(name: str):
     leaves, tree = jax.tree.flatten(exact)
     rng, step = np.random.default_rng(4), 1e-6
     for i, gradient in enumerate(jax.tree.leaves(gradients)):
-        for _ in range(3):
-            along = rng.normal(size=gradient.shape)
-            ends = [
-                theirs(tree.unflatten([*leaves[:i], leaves[i] + s * along, *leaves[i + 1 :]]))
-                for s in (-step, step)
-            ]
-            slope = (ends[1] - ends[0]) / (2 * step)
-            assert (gradient * along).sum() == pytest.approx(slope, rel=2e-5, abs=2e-5)
+        along = rng.normal(size=gradient.shape)
+        ends = [
+            theirs(tree.unflatten([*leaves[:i], leaves[i] + s * along, *leaves[i + 1 :]]))
+            for s in (-step, step)
+        ]
+        slope = (ends[1] - ends[0]) / (2 * step)
+        assert (gradient * along).sum() == pytest.approx(slope, rel=1e-5, abs=1e-5)
 
 
 def test_rotation_by_hand():
