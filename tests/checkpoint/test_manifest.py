@@ -60,10 +60,9 @@ def test_every_bit_of_the_manifest_that_says_something(directory: epath.Path):
 
 
 def test_a_file_that_the_disk_does_not_give_is_no_damage(directory: epath.Path):
-    """The cause may be temporary. (A directory in place of a file is unreadable even for root.)"""
-    (directory / "meta/metadata").unlink()
-    (directory / "meta/metadata").mkdir()
-    (directory / "manifest.json").unlink()
-    (directory / "manifest.json").mkdir()
+    """The cause may be temporary. (A link that leads to itself is unreadable even for root.)"""
+    file = Path(directory / "manifest.json")
+    file.unlink()
+    file.symlink_to(file)
     with pytest.raises(OSError):
         damage(directory)

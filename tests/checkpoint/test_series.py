@@ -105,6 +105,10 @@ DAMAGES = {
     "everything is gone": lambda step: [
         shutil.rmtree(p) if p.is_dir() else p.unlink() for p in step.iterdir()
     ],
+    "a directory is in the manifest's place": lambda step: [
+        (step / "manifest.json").unlink(),
+        (step / "manifest.json").mkdir(),
+    ],
 }
 
 

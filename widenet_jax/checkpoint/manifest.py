@@ -48,7 +48,7 @@ def damage(directory: epath.Path) -> str | None:
             raise ValueError
     except FileNotFoundError:
         return f"{MANIFEST} is missing: not finished"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, IsADirectoryError):
         return f"{MANIFEST} is damaged"
     problems = in_threads(lambda name: file_damage(directory / name, *files[name]), sorted(files))
     named = (f"{name} {what}" for name, what in zip(sorted(files), problems, strict=True) if what)
