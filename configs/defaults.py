@@ -167,6 +167,12 @@ COUNTS = {  # config.model.loop.counts: of each group that loops
     "backprop_last": (8, "of poisson, the loops with a gradient", 1, 2**10),
     "eval": (0, "loops in evaluation; 0: as trained", 0, 2**10),
 }
+EXIT = {  # config.model.loop.exit: predictions after each loop, of language models without a memory
+    "loss": ("last", "last loop's; mean over loops; expected: of a gate that learns when to leave"),
+    "entropy": (0.1, "of expected: weight of the entropy of when to leave", 0, 1e3),
+    "rule": ("none", "in evaluation: none, the last loop's; gate; kl: where little changes"),
+    "threshold": (0.5, "of gate: a probability; of kl: nats", 0, 1e3),
+}
 ATTENTION = {  # config.model.attention; ATTENTIONS in sizes.py lists the fields of each
     "name": ("full", "full; relative: by distance, to a memory and earlier tokens; switch_head"),
     "num_heads": (12, "N", 1, 2**12),
@@ -246,6 +252,7 @@ MODELS = {
     "model.loop": LOOP,
     "model.loop.tie": TIE,
     "model.loop.counts": COUNTS,
+    "model.loop.exit": EXIT,
     "model.attention": ATTENTION,
     "model.moe": EXPERTS | LANGUAGE_EXPERTS,
     "model.moe.router": ROUTER,

@@ -346,6 +346,7 @@ def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:
     norms = given.get("share_norms", False)
     tie = values(defaults.TIE) | {"norms": "loops" if norms else "none"}
     section = values(defaults.LOOP) | {"tie": tie, "counts": values(defaults.COUNTS)}
+    section["exit"] = values(defaults.EXIT)
     if "loop" in given:
         section |= given["loop"]
     else:

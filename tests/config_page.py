@@ -50,7 +50,13 @@ def page() -> str:
     for task, title in TASKS.items():
         parts += [f"## {title}\n", f"With `config.task.name={task}`:\n"]
         parts.append(table(task_spec(task).sections))
-    parts_of = ("model.loop", "model.loop.tie", "model.loop.counts", "model.attention")
+    parts_of = (
+        "model.loop",
+        "model.loop.tie",
+        "model.loop.counts",
+        "model.loop.exit",
+        "model.attention",
+    )
     every = {"model": set_fields(defaults.MODEL)} | {k: defaults.MODELS[k] for k in parts_of}
     parts += ["## Models\n", MODELS, table(every)]
     kinds = {

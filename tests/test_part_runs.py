@@ -54,6 +54,16 @@ CASES = {
         "model.loop.counts.train": "grow",
         "model.unroll": False,
     },
+    "exits": {
+        "model.attention.name": "full",
+        "model.loop.prelude": 1,
+        "model.loop.core": ((1, 3),),
+        "model.loop.coda": 1,
+        "model.loop.exit.loss": "expected",
+        "model.loop.exit.rule": "gate",
+        "data.path": "",
+        "evaluation.batch_size": 16,
+    },
     "expert_choice": {"model.moe.num_selected_experts": 1} | FAST,
     "soft_moe": FAST,
 }

@@ -10,7 +10,7 @@ from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.initializers import uniform_between
-from widenet_jax.nn.loop import SECTION, Loop
+from widenet_jax.nn.loop import SECTION, Exit, Loop
 from widenet_jax.param_names import ENCODER
 from widenet_jax.typing import Array, Aux, Shapes
 
@@ -57,8 +57,10 @@ class LanguageModel(BlockSettings, kw_only=True):
           train: with dropout and routing noise.
 
         Returns:
-          logits [B, T, V] float32, and the memory and memory_length for the tokens after these if
-          there is a memory; and the blocks' aux.
+          logits [B, T, V] float32; with `loop.exit` also loop_logits [R, B, T, V] after each of R
+          loops, leaves [R, B, T], the probability that a token leaves at each, and loops [B, T]
+          int32, the loop at which it leaves by the rule, whose logits are its own; with a memory
+          also memory and memory_length for the tokens after these. And the blocks' aux.
         """
         dtype, D = DTYPES[self.dtype], self.embed_dim
         tokens = inputs["tokens"]
@@ -72,11 +74,30 @@ class LanguageModel(BlockSettings, kw_only=True):
         x, aux, memory = blocks(x, mask=token_mask, **carry, loops=inputs.get("loops"), train=train)
         x = Dropout(self.dropout)(x, train=train)
 
-        outputs = {"logits": self.logits(x, table)}
+        outputs = self.predictions(x, table, tokens.shape)
         if self.has_memory:
             length = jnp.minimum(carry["memory_length"] + tokens.shape[1], memory.shape[2])
             outputs |= {"memory": memory, "memory_length": length}
         return outputs, aux
+
+    @property
+    def exits(self) -> bool:
+        """Whether it predicts after each loop where `loop.exit` says so."""
+        return not self.has_memory
+
+    def predictions(self, x: Array, table: Array, shape: tuple[int, int]) -> dict[str, Array]:
+        """Returns the outputs of x [B, T, D], or [R B, T, D] after each of R loops."""
+        logits, leave = self.logits(x, table), Loop.of(self.loop).exit
+        if not Loop.of(self.loop).exits:
+            return {"logits": logits}
+        logits = logits.reshape(-1, *shape, self.vocab_size)
+        leaves = jnp.zeros(logits.shape[:3]).at[-1].set(1.0)
+        if leave.loss == "expected":
+            gates = nn.Dense(1, name="exit_gate")(x.astype(jnp.float32))
+            leaves = leaving(gates.reshape(logits.shape[:3]))
+        loops = exit_loops(logits, leaves, leave)
+        chosen = jnp.take_along_axis(logits, loops[None, ..., None], axis=0)[0]
+        return {"logits": chosen, "loop_logits": logits, "leaves": leaves, "loops": loops}
 
     def logits(self, x: Array, table: Array) -> Array:
         """Returns the scores [B, T, V], float32, of x [B, T, D]; table [V, D] is the embedding."""
@@ -104,8 +125,36 @@ class LanguageModel(BlockSettings, kw_only=True):
 
     def outside_flops(self, input_spec: Shapes) -> int:
         """Returns the FLOPs of an example's output layer; looking up an embedding counts none."""
-        return 2 * self.num_tokens(input_spec) * self.embed_dim * self.vocab_size
+        flops, loop = 2 * self.num_tokens(input_spec) * self.embed_dim * self.vocab_size, self.loop
+        return flops * max(r for _, r in loop["core"]) if Loop.of(loop).exits else flops
 
     def num_tokens(self, input_spec: Shapes) -> int:
         """Returns T of an example."""
         return input_spec["tokens"].shape[1]
+
+
+def leaving(gates: Array) -> Array:
+    """Returns p [R, ...]: l_k prod_{j<k} (1 - l_j), l = sigmoid(gates [R, ...]), and the rest."""
+    stay = jnp.cumprod(1 - nn.sigmoid(gates), axis=0)  # beyond loop k
+    before = jnp.concatenate([jnp.ones_like(stay[:1]), stay[:-1]])
+    return jnp.concatenate([before[:-1] - stay[:-1], before[-1:]])
+
+
+def exit_loops(logits: Array, leaves: Array, leave: Exit) -> Array:
+    """Returns the loop [B, T] whose prediction each token takes, see `loop.Exit`.
+
+    Args:
+      logits: [R, B, T, V].
+      leaves: [R, B, T], the probability that a token leaves at each loop.
+      leave: has the rule.
+    """
+    last = logits.shape[0] - 1
+    if leave.rule == "none":
+        return jnp.full(leaves.shape[1:], last, jnp.int32)
+    if leave.rule == "gate":
+        done = jnp.cumsum(leaves, axis=0) >= leave.threshold
+    else:
+        scores = nn.log_softmax(logits)
+        change = (jnp.exp(scores[1:]) * (scores[1:] - scores[:-1])).sum(-1)
+        done = jnp.concatenate([jnp.zeros_like(leaves[:1], bool), change < leave.threshold])
+    return jnp.where(done.any(axis=0), done.argmax(axis=0), last).astype(jnp.int32)

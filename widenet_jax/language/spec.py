@@ -80,6 +80,7 @@ LANGUAGE_MODEL = specs.ModelSpec(
     parts={
         "embedding": specs.Part(specs.WHERE_IT_FITS, head=False, above=False),
         "output": specs.Part(specs.WHERE_IT_FITS),
+        "exit_gate": specs.Part(specs.WHERE_IT_FITS),
     },
     families=("Language model",) * 4,
     detail="{attention[name]} attention",

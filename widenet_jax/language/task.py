@@ -16,7 +16,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.language.model import MEMORY
 from widenet_jax.losses import label_cross_entropy
 from widenet_jax.nn.block_settings import needs_memory
-from widenet_jax.nn.loop import Loop
+from widenet_jax.nn.loop import Exit, Loop
 from widenet_jax.task import (
     Apply,
     Baseline,
@@ -27,7 +27,7 @@ from widenet_jax.task import (
     Task,
     add_layer_losses,
 )
-from widenet_jax.typing import Array, Aux, Shapes
+from widenet_jax.typing import Array, Shapes
 
 # Of `memory_length` and `eval_memory_length` that are 0: so many times T.
 EVAL_MEMORY_FACTOR = 4
@@ -49,6 +49,7 @@ class LanguageModeling(Task):
       eval_memory_length: M in evaluation.
       depth, embed_dim, dtype: L, D and dtype of the model, for the memory's shape.
       stream: statistics of the text.
+      exit: `config.model.loop.exit`.
     """
 
     vocab_size: int
@@ -59,6 +60,7 @@ class LanguageModeling(Task):
     embed_dim: int
     dtype: str
     stream: StreamInfo = field(default_factory=StreamInfo)
+    exit: Exit = field(default_factory=Exit)
 
     primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric("bits_per_byte", higher_is_better=False)
     unit: ClassVar[str] = "sequences"
@@ -75,6 +77,7 @@ class LanguageModeling(Task):
             vocab_size=data_info.info["vocab_size"],
             window_length=T,
             depth=Loop.of(model.loop).depth,
+            exit=Loop.of(model.loop).exit,
             embed_dim=model.embed_dim,
             dtype=model.dtype,
             stream=data_info.stream or StreamInfo(),
@@ -118,28 +121,29 @@ class LanguageModeling(Task):
         return inputs
 
     def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
-        each_token, carry, aux = self._cross_entropy(apply, batch, rngs)
-        cross_entropy = each_token.mean()
+        outputs, aux = apply(self.inputs(batch), rngs)
+        labels = batch["tokens"][:, 1:]
+        cross_entropy = label_cross_entropy(outputs["logits"], labels).mean()
         bits = cross_entropy / (self.stream.bytes_per_token * math.log(2))
         means = {"cross_entropy": cross_entropy, "bits_per_byte": bits}
-        return add_layer_losses(cross_entropy, means, aux, carry)
+        loss = cross_entropy
+        if "loop_logits" in outputs:
+            loss = exit_loss(outputs, labels, self.exit)
+        return add_layer_losses(loss, means, aux, carried(outputs))
 
     def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
-        each_token, carry, aux = self._cross_entropy(apply, batch, None)
+        outputs, aux = apply(self.inputs(batch), None)
+        each_token = label_cross_entropy(outputs["logits"], batch["tokens"][:, 1:])
         mask = batch["mask"]
         sums = {
             "cross_entropy": jnp.where(mask, each_token.sum(1), 0.0).sum(),
             "sequences": mask.sum(dtype=jnp.int32),
         }
-        return Evaluation(sums=sums, layer_sums=aux.get("sums", {}), carry=carry)
-
-    def _cross_entropy(
-        self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs | None
-    ) -> tuple[Array, dict[str, Array], Aux]:
-        """Returns the cross-entropy of each token [B, T], in nats, the next carry and the aux."""
-        outputs, aux = apply(self.inputs(batch), rngs)
-        carry = {name: outputs[name] for name in MEMORY if name in outputs}
-        return label_cross_entropy(outputs["logits"], batch["tokens"][:, 1:]), carry, aux
+        if "loops" in outputs:
+            loops = (outputs["loops"] + 1).astype(jnp.float32)
+            sums["loops"] = jnp.where(mask, loops.sum(1), 0.0).sum()
+        layer_sums = aux.get("sums", {})
+        return Evaluation(sums=sums, layer_sums=layer_sums, carry=carried(outputs))
 
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
@@ -159,9 +163,34 @@ class LanguageModeling(Task):
             "cross_entropy": nats,
             "perplexity": exponential(nats),
         }
+        if "loops" in sums:  # at which tokens leave, on average
+            metrics["exit_loop"] = float(sums["loops"]) / (sequences * self.window_length)
         if source.words_per_token:
             metrics["word_perplexity"] = exponential(nats / source.words_per_token)
         return metrics | {"sequences": sequences}
+
+
+def carried(outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns the next carry: the memory, if there is one."""
+    return {name: outputs[name] for name in MEMORY if name in outputs}
+
+
+def exit_loss(outputs: Mapping[str, Array], labels: Array, leave: Exit) -> Array:
+    """Returns the loss of predictions after each loop, see `nn.loop.Exit`.
+
+    Args:
+      outputs: of the model, loop_logits [R, B, T, V] and leaves [R, B, T] among them.
+      labels: [B, T].
+      leave: names the loss.
+    """
+    of_loops = jax.vmap(lambda logits: label_cross_entropy(logits, labels))(outputs["loop_logits"])
+    if leave.loss == "mean":
+        return of_loops.mean()
+    if leave.loss == "last":
+        return of_loops[-1].mean()
+    p = outputs["leaves"]
+    entropy = -(p * jnp.log(jnp.maximum(p, 1e-30))).sum(0)
+    return ((p * of_loops).sum(0) - leave.entropy * entropy).mean()
 
 
 def check_no_memory(name: str, length: int, model: ConfigDict) -> int:

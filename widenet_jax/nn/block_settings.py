@@ -82,6 +82,8 @@ class BlockSettings(nn.Module):
     dtype: str = "float32"
     causal: bool = False
 
+    exits = False  # whether the model predicts after each loop where `loop.exit` says so
+
     @property
     def depth(self) -> int:
         """L, the number of blocks as they run."""
@@ -119,6 +121,13 @@ class BlockSettings(nn.Module):
         if others and self.routing_groups:
             raise BadInputError(f"{SECTION}.counts.{others[0]} needs config.model.routing_groups=0")
         self.check_routing(loop)
+        if loop.exits and not (self.exits and self.unroll and self.remat == "none"):
+            raise BadInputError(
+                f"{SECTION}.exit needs a language model without a memory, "
+                "config.model.unroll=true and config.model.remat=none"
+            )
+        if loop.exits and self.routing_groups:
+            raise BadInputError(f"{SECTION}.exit needs config.model.routing_groups=0")
         if loop.own_router and not self.routes:
             raise BadInputError(
                 f"{SECTION}.tie.router={loop.tie.router} has no effect on "

@@ -5,6 +5,7 @@ shares attention and a mixture of experts and gives each block its own norms. `l
 grammar of these and of others.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -42,6 +43,8 @@ class Blocks(BlockSettings):
     last_norm: bool = True
     some_steps: tuple[Step, ...] = ()
 
+    exits = True
+
     @nn.compact
     def __call__(
         self,
@@ -59,8 +62,9 @@ class Blocks(BlockSettings):
         """Runs the blocks.
 
         Returns:
-          [B, T, D]; the parts' aux, stacked over the operations that have one; and the next memory,
-          the latest M inputs of each block, without gradient, or None without a memory.
+          [B, T, D], or with `loop.exit` [loops B, T, D], one loop after the other; the parts' aux,
+          stacked over the operations that have one; and the next memory, the latest M inputs of
+          each block, without gradient, or None without a memory.
         """
         self.check()
         if memory is None:
@@ -72,7 +76,9 @@ class Blocks(BlockSettings):
         loop = Loop.of(self.loop)
         by_step = loop.routing == "first" or (not train and loop.counts.eval)
         run = partial(self.run_pieces, loops=loops)
-        if plain or by_step or self.is_initializing():
+        if loop.exits:
+            run = self.run_exits
+        elif plain or by_step or self.is_initializing():
             run = partial(self.run_blocks, entry=entry, loop_numbers=loop_numbers)
         x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
         if self.last_norm and self.norm_position != "post":
@@ -85,51 +91,52 @@ class Blocks(BlockSettings):
         memory: Array | None,
         *,
         entry: Array | None,
-        loop_numbers: Array | None,
         seen: dict,
         mask: Array | None,
         train: bool,
+        loop_numbers: Array | None = None,
+        steps: tuple[Step, ...] = (),
+        parts: "Parts | None" = None,
     ) -> tuple[Array, Aux, Array | None]:
         """Runs one block after the other.
 
         Args:
           seen: which other tokens attention sees: mask and segment_ids, or memory_length.
+          steps: those to run; (): all.
+          parts: those that other calls built.
         """
         loop, position = Loop.of(self.loop), self.norm_position
-        pre, peri = position != "post", position == "peri"
+        pre = position != "post"
         after = {"post": "norm_{}", "sandwich": "norm_{}_out"}.get(position, "")
         as_trained = train or self.is_initializing()
         if loop_numbers is None:
             loop_numbers = (loop if as_trained else loop.evaluated()).loop_numbers()
-        parts = Parts(initializing=self.is_initializing())
-        auxes: list[Aux] = []
-        memories: list[Array] = []
+        parts = parts or Parts(initializing=self.is_initializing())
+        some = steps or self.some_steps
+        auxes, memories = [], []
         routings: dict[int, Routing | None] = {}
-        for step in self.some_steps or self.steps(train=as_trained):
+        for step in some or self.steps(train=as_trained):
             of = {k: parts.get(scope, partial(self.build, k, step)) for k, scope in step.scopes}
             number = loop_numbers[step.index]
             norm = partial(self.normed, parts, step, of, number)
             with jax.named_scope(f"block_{step.index:02d}"):
-                if not self.some_steps and step.index == loop.prelude:
+                if not some and step.index == loop.prelude:
                     x, entry = self.started(x, train=train)
-                if step.begins is not None:
-                    begin = partial(self.build_start, step.begins)
-                    x = parts.get(f"core_{step.begins}_start", begin)(x, entry, number)
+                x = self.begun(parts, step, x, entry, number)
                 if memory is not None:
                     old = memory[:, step.index]
                     memories.append(updated(old, x))
                     seen = seen | {"memory": norm("norm_attention", old) if pre else old}
                 y = norm("norm_attention", x) if pre else x
                 if parts.due(of["attention"]):
-                    values = {"values": x} if peri else {}
+                    values = {"values": x} if position == "peri" else {}
                     output, aux = of["attention"](y, **seen, **values, train=train)
                     x = x + scaled(output, step.scale)
                     auxes.append(aux)
                 x = norm(after.format("attention"), x) if after else x
                 y = norm("norm_ffn", x) if pre else x
                 if parts.due(of["ffn"], of.get("router")):
-                    before = None if step.routes else step.index - 1
-                    routing = routings.get(before if step.follows is None else step.follows)
+                    routing = routings.get(step.source)
                     output = self.feed(of, x, y, mask=mask, train=train, routing=routing)
                     x, routings[step.index] = x + scaled(output.y, step.scale), output.routing
                     auxes.append(output.aux)
@@ -138,6 +145,46 @@ class Blocks(BlockSettings):
                     x = parts.get(f"core_{step.ends}_norm_state", self.build_norm)(x)
         aux = over_operations(jnp.stack, auxes)
         return x, aux, jnp.stack(memories, axis=1) if memories else None
+
+    def run_exits(
+        self, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
+    ) -> tuple[Array, Aux, Array | None]:
+        """Runs the blocks, those after the group that loops on the state after each loop."""
+        del memory  # refused
+        as_trained = train or self.is_initializing()
+        loop, steps = Loop.of(self.loop), self.steps(train=as_trained)
+        groups = (loop if as_trained else loop.evaluated()).periods()
+        # The group is the one that loops in training; evaluation may run it once.
+        place = next(i for i, (_, loops) in enumerate(loop.core) if loops > 1)
+        first, period, loops = groups[place]
+        run = partial(self.run_blocks, memory=None, train=train)
+        run = partial(run, parts=Parts(initializing=self.is_initializing()))
+        auxes, states, entry = [], [], None
+        ends = [loop.prelude, first] + [first + period * (k + 1) for k in range(loops)]
+        for start, end in itertools.pairwise([0, *ends]):
+            if start == loop.prelude and entry is None:
+                x, entry = self.started(x, train=train)
+            if some := steps[start:end]:
+                x, aux, _ = run(x, entry=entry, seen=seen, mask=mask, steps=some)
+                auxes.append(aux)
+            if end > first:
+                states.append(x)
+        x = jnp.concatenate(states)
+        if some := steps[ends[-1] :]:
+            again = partial(jnp.concatenate, axis=0)
+            entry, seen, mask = jax.tree.map(lambda y: again([y] * loops), (entry, seen, mask))
+            x, aux, _ = run(x, entry=entry, seen=seen, mask=mask, steps=some)
+            auxes.append(aux)
+        return x, over_operations(jnp.concatenate, auxes), None
+
+    def begun(
+        self, parts: "Parts", step: Step, x: Array, entry: Array | None, number: Array | int
+    ) -> Array:
+        """Returns the state with which a step begins: also what enters it as its loop begins."""
+        if step.begins is None:
+            return x
+        build = partial(self.build_start, step.begins)
+        return parts.get(f"core_{step.begins}_start", build)(x, entry, number)
 
     def feed(self, of: dict, x: Array, y: Array, **others: Any) -> FfnOutput:
         """Applies a step's feed-forward to the normed y; or to x, with y for the router alone."""

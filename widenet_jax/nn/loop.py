@@ -34,6 +34,8 @@ INJECTIONS = dict.fromkeys(("none", "add", "linear"))
 STARTS = dict.fromkeys(("prelude", "zeros", "noise"))
 CONDITIONS = dict.fromkeys(("none", "index", "index_state"))
 ROUTINGS = dict.fromkeys(("own", "first"))
+EXIT_RULES = dict.fromkeys(("none", "gate", "kl"))
+EXIT_LOSSES = dict.fromkeys(("last", "mean", "expected"))
 TRAINED = dict.fromkeys(("fixed", "poisson", "grow"))
 # Factors of the residual branches of a group's blocks, by its loops and its layers.
 RESIDUAL_SCALES = {
@@ -90,6 +92,27 @@ class Counts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Exit:
+    """What is predicted after each loop of the group that loops; the coda runs on each state.
+
+    Attributes:
+      loss: of training: that of the "last" loop; the "mean" over loops; or "expected", sum_k p_k
+        loss_k - entropy H(p): a gate l_k = sigmoid(w x_k + b) leaves at loop k with p_k = l_k
+        prod_{j<k} (1 - l_j), and the last loop takes the rest (Ouro, arXiv:2510.25741).
+      entropy: weight of H(p), averaged over tokens, in "expected"; its size is ours.
+      rule: at which loop a token's prediction is taken in evaluation: "none", the last; "gate",
+        where the sum of p reaches the threshold; "kl", where the prediction differs from that of
+        the loop before by less than the threshold in nats (arXiv:2502.05171 has 5e-4).
+      threshold: of the rule.
+    """
+
+    loss: str = "last"
+    entropy: float = 0.1
+    rule: str = "none"
+    threshold: float = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
 class Step:
     """One run of a block: its place, and the scopes of its parts' parameters.
 
@@ -116,6 +139,12 @@ class Step:
     ends: int | None = None
     scale: float = 1.0
     loops: int = 0
+
+    @property
+    def source(self) -> int | None:
+        """The step whose routing this one follows; None: its own."""
+        before = None if self.routes else self.index - 1
+        return before if self.follows is None else self.follows
 
     def within(self, first: int) -> "Step":
         """Returns this step as one of a piece that starts at step `first`."""
@@ -148,6 +177,7 @@ class Loop:
       state_norm: whether a norm of the state ends each loop, one norm a group.
       residual_scale: a name in `RESIDUAL_SCALES`, of the core's residual branches.
       counts: see `Counts`.
+      exit: see `Exit`.
     """
 
     core: tuple[tuple[int | str, int], ...]
@@ -162,6 +192,7 @@ class Loop:
     state_norm: bool = False
     residual_scale: str = "1"
     counts: Counts = Counts()
+    exit: Exit = Exit()
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> "Loop":
@@ -172,7 +203,7 @@ class Loop:
         """
         check_fields({f.name: f for f in dataclasses.fields(cls)}, section, section=SECTION)
         inner = {}
-        for name, kind in (("tie", Tie), ("counts", Counts)):
+        for name, kind in (("tie", Tie), ("counts", Counts), ("exit", Exit)):
             fields, known = section.get(name, {}), {f.name: f for f in dataclasses.fields(kind)}
             check_fields(known, fields, section=f"{SECTION}.{name}")
             inner[name] = kind(**fields)
@@ -199,6 +230,7 @@ class Loop:
                 "norms of their own know their loop"
             )
         loop.check_counts()
+        loop.check_exit()
         return loop
 
     def check_counts(self) -> None:
@@ -228,6 +260,28 @@ class Loop:
                 raise BadInputError(
                     f"{setting}: {SECTION}.{knows[0]} knows {min(trained)} loops and no more"
                 )
+
+    def check_exit(self) -> None:
+        """Raises BadInputError where predictions after each loop cannot be had."""
+        place, rule = f"{SECTION}.exit", self.exit.rule
+        choose(EXIT_LOSSES, self.exit.loss, field=f"{place}.loss")
+        choose(EXIT_RULES, rule, field=f"{place}.rule")
+        check_range(f"{place}.entropy", self.exit.entropy, 0.0, 1e3)
+        check_range(f"{place}.threshold", self.exit.threshold, 0.0, 1e3)
+        if rule == "gate" and self.exit.loss != "expected":
+            raise BadInputError(f"{place}.rule=gate needs {place}.loss=expected, which trains it")
+        if self.exits and sum(r > 1 for _, r in self.core) != 1:
+            raise BadInputError(
+                f"{place} needs one group that loops, and {SECTION}.core={self.core} has "
+                f"{sum(r > 1 for _, r in self.core)}"
+            )
+        if self.exits and (self.counts.train != "fixed" or self.routing != "own"):
+            raise BadInputError(f"{place} needs {SECTION}.counts.train=fixed and routing=own")
+
+    @property
+    def exits(self) -> bool:
+        """Whether there is a prediction after each loop."""
+        return self.exit.loss != "last" or self.exit.rule != "none"
 
     def evaluated(self) -> "Loop":
         """Returns the loop that evaluation runs."""

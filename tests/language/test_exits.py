@@ -1,0 +1,94 @@
+"""Predictions after each loop: their logits, when tokens leave, and the losses."""
+
+import compiled
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.variants import model_section
+from widenet_jax.errors import BadInputError
+from widenet_jax.language.model import exit_loops, leaving
+from widenet_jax.language.task import exit_loss
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.loop import Exit
+
+TOKENS = {"tokens": jnp.array([[1, 4, 2, 2, 0], [3, 1, 1, 4, 2]])}
+
+
+def model(variant: str = "tiny,attention=full,loop=1+1x3+1", **loop):
+    fields = model_section(variant) | {"embed_dim": 8}
+    fields["attention"] |= {"num_heads": 2, "head_dim": 4}
+    fields["loop"] = fields["loop"] | {"tie": fields["loop"]["tie"] | {"norms": "loops"}} | loop
+    return build_model(fields, vocab_size=5)
+
+
+def test_when_tokens_leave_by_hand():
+    """Gates 1/2, 1/4, anything: 1/2, 1/8 and the rest, 3/8."""
+    gates = jnp.log(jnp.array([1.0, 1 / 3, 7.0]))[:, None, None]
+    np.testing.assert_allclose(leaving(gates)[:, 0, 0], [1 / 2, 1 / 8, 3 / 8], rtol=1e-6)
+    p = jnp.array([[[0.5, 0.2]], [[0.25, 0.2]], [[0.25, 0.6]]])
+    logits = jnp.array([[[[0.0, 0.0]] * 2], [[[0.0, 0.1], [0.0, 9.0]]], [[[0.0, 0.1], [0.0, 9.1]]]])
+    found = [
+        exit_loops(logits, p, Exit(rule=rule, threshold=threshold, loss="expected"))[0].tolist()
+        for rule, threshold in (("none", 0.5), ("gate", 0.5), ("gate", 0.9), ("kl", 0.01))
+    ]
+    # KL of (0.525, 0.475) against halves is 0.00125; of the second token 0.69, then 1e-7.
+    assert found == [[2, 2], [0, 2], [2, 2], [1, 2]]
+
+
+def test_losses_by_hand():
+    """Two loops with cross-entropies log 2 and log 4 of the one token."""
+    logits = jnp.log(jnp.array([[[[1.0, 1.0]]], [[[3.0, 1.0]]]]))
+    outputs = {"loop_logits": logits, "leaves": jnp.array([[[0.25]], [[0.75]]])}
+    labels = jnp.array([[1]])
+
+    def loss(**of) -> float:
+        return float(exit_loss(outputs, labels, Exit(**of)))
+
+    assert loss() == pytest.approx(np.log(4))
+    assert loss(loss="mean") == pytest.approx(1.5 * np.log(2))
+    entropy = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
+    expected = 0.25 * np.log(2) + 0.75 * np.log(4)
+    assert loss(loss="expected", entropy=0.2) == pytest.approx(expected - 0.2 * entropy)
+
+
+def test_each_loop_predicts_as_a_model_of_so_many():
+    """With a coda, and injection; by evaluation with one, two and three loops."""
+    inject = {"inject": "linear", "state_norm": True}
+    exits = model(exit={"loss": "expected", "rule": "kl", "threshold": 1e-9}, **inject)
+    params = compiled.init(exits, TOKENS)
+    outputs, _ = exits.apply({"params": params}, TOKENS, train=False)
+    assert outputs["loop_logits"].shape == (3, 2, 5, 5)
+    plain = {name: of for name, of in params.items() if name != "exit_gate"}
+    assert params["exit_gate"]["kernel"].shape == (8, 1)
+    for loops in (1, 2, 3):
+        one = model(counts={"eval": loops}, **inject)
+        expected = one.apply({"params": plain}, TOKENS, train=False)[0]["logits"]
+        np.testing.assert_allclose(outputs["loop_logits"][loops - 1], expected, atol=2e-5)
+    np.testing.assert_array_equal(outputs["logits"], outputs["loop_logits"][2])
+    np.testing.assert_allclose(outputs["leaves"].sum(0), 1, rtol=1e-6)
+    trained = model(exit={"loss": "mean"}, **inject).apply({"params": plain}, TOKENS, train=True)
+    np.testing.assert_allclose(trained[0]["loop_logits"], outputs["loop_logits"], atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("loop", "words"),
+    [
+        ({"exit": {"loss": "first"}}, "exit.loss='first' is unknown"),
+        ({"exit": {"rule": "gate"}}, "exit.rule=gate needs config.model.loop.exit.loss=expected"),
+        ({"exit": {"loss": "mean"}, "core": ((2, 1),)}, "exit needs one group that loops, and"),
+        ({"exit": {"loss": "mean"}, "counts": {"train": "grow"}}, "counts.train=fixed"),
+    ],
+)
+def test_what_cannot_be_predicted(loop: dict, words: str):
+    with pytest.raises(BadInputError, match=words):
+        model(**loop)
+
+
+def test_models_that_predict_once():
+    fields = model_section("vit_tiny,loop=1x3")
+    fields["loop"]["exit"] = {"loss": "mean"}
+    with pytest.raises(BadInputError, match=r"loop\.exit needs a language model without a memory"):
+        build_model(fields, num_classes=10)
+    with pytest.raises(BadInputError, match=r"loop\.exit needs a language model without a memory"):
+        model("tiny,loop=1+1x3+1", exit={"loss": "mean"})
