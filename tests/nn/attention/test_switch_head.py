@@ -72,6 +72,7 @@ def test_equals_loops_over_tokens_and_heads(name: str):
     np.testing.assert_allclose(aux.get("loss", 0), loss, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(total, theirs(exact), rtol=1e-5)
     if "experts" in name:
+        np.testing.assert_allclose(0.7 * aux["losses"]["attention_entropy"], loss, rtol=1e-5)
         load = np.asarray(aux["sums"]["attention_load"])
         assert load.shape == (2, N, 4) and (load.sum(-1) == 2 * mask.sum()).all()
         shares = layer.summarize({"attention_load": load[None]})["attention_load"]
@@ -87,6 +88,13 @@ def test_equals_loops_over_tokens_and_heads(name: str):
         ]
         slope = (ends[1] - ends[0]) / (2 * step)
         assert (gradient * along).sum() == pytest.approx(slope, rel=1e-5, abs=1e-5)
+
+
+def test_without_a_weight_there_is_no_loss():
+    of_sides = dict.fromkeys(("value", "out"), jnp.zeros((1, 2, N, 4), bool))
+    aux = SwitchHead(N, num_experts=4, entropy=0.0).aux(of_sides, of_sides, jnp.ones((1, 2), bool))
+    assert aux["losses"] == {} and aux["loss"] == 0
+    assert SwitchHead.summarize({"load": np.ones((1, 3))}) == {}
 
 
 def test_rotation_by_hand():
