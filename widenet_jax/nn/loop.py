@@ -171,7 +171,8 @@ class Loop:
       start: the state s with which the core begins: "prelude", e; "zeros"; or "noise", normal of
         variance 2/5, cut at three deviations, and the same in each evaluation.
       condition: how the norms of the core's blocks know their loop k, n(x) (1 + g) + b with (g, b)
-        = W2 silu(c_k) ("index") or W2 silu(W1 n(x) + c_k) ("index_state"); see `blocks.Condition`.
+        = W2 silu(c_k) ("index") or W2 silu(W1 n(x) + c_k) ("index_state"); see
+        `loop_modules.Condition`.
       routing: "own", or "first": every loop takes the experts that its layer's first loop chose.
       embed: whether a learned vector of each loop of a group, 0 at first, is added as it begins.
       state_norm: whether a norm of the state ends each loop, one norm a group.
