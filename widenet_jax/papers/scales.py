@@ -240,7 +240,9 @@ def language_variant(size: str, row: PaperRow) -> str:
 @functools.cache
 def first_names(size: str) -> dict[str, str]:
     """Maps each row's name at a size to the first one that is the same model, as their run."""
-    rows = [row for one in EXPERIMENTS.values() if one.language for row in one.rows]
+    every = [one for one in EXPERIMENTS.values() if one.language and not one.contrasts]
+    own = [one for one in EXPERIMENTS.values() if one.language == size]
+    rows = [row for one in own or every for row in one.rows]
     names = [language_variant(size, row) for row in rows if is_at_size(size, row)]
     first: dict[str, str] = {}
     return {name: first.setdefault(repr(variants.model_section(name)), name) for name in names}
