@@ -120,7 +120,7 @@ def test_they_are_answered_without_importing_jax():
 @pytest.mark.parametrize(
     ("flag", "answer"),
     [
-        ("--config.optimizer.name=lam", "choose one of lamb, sgd, adamw (--config.optimizer.n"),
+        ("--config.optimizer.name=lam", "choose one of lamb, sgd, adamw, muon (--config"),
         (
             "--config.task.label_smoothing=2",
             "config.task.label_smoothing=2.0 must be between 0 and 0.99",

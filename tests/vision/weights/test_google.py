@@ -117,5 +117,6 @@ def test_heads_are_an_axis_of_the_query_kernel(stacked: bool):
         "attention": {"name": "full", "num_heads": reference.N},
         "norm_epsilon": 1e-6,
         "activation": "gelu_tanh",
+        "norm": "layer",
         "norm_position": "pre",
     }

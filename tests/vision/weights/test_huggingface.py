@@ -73,6 +73,7 @@ def test_their_config():
         "attention": {"name": "full", "num_heads": 12},
         "norm_epsilon": 1e-12,
         "activation": "gelu",
+        "norm": "layer",
         "norm_position": "pre",
     }
     for change, message in (
