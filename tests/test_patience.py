@@ -53,6 +53,7 @@ def test_where_a_run_is_over():
         assert Session.is_over(session, step) == over, (patience, best, step)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_evaluation_that_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):

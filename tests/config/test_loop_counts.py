@@ -37,7 +37,9 @@ def count(variant: str, vocab_size: int) -> int:
     )
 
 
-@pytest.mark.parametrize("name", MOEUT)
+@pytest.mark.parametrize(
+    "name", [n if n == "moeut_44m" else pytest.param(n, marks=pytest.mark.slow) for n in MOEUT]
+)
 def test_moeut(name: str):
     """G layers of E(2 128 D + D) + 2 D N H + 2 N A (D H + D) + 4 D, and 2 V D + V + 2 D."""
     D, _, N, H, E, A, _, G = MOEUT[name]
@@ -58,7 +60,12 @@ def test_heads_with_one_expert_of_attention():
     assert count_parameters(parameter_shapes(model, tokens)) == expected
 
 
-@pytest.mark.parametrize("loop", TYING_COUNTS)
+IN_SHORT = ("2+2x7+2x7+2",)  # the default suite's
+
+
+@pytest.mark.parametrize(
+    "loop", [n if n in IN_SHORT else pytest.param(n, marks=pytest.mark.slow) for n in TYING_COUNTS]
+)
 def test_expert_tying(loop: str):
     counts = [
         count(f"tying,loop={loop},tie={t}", 100_277) for t in ("alltie", "attntie", "experttie")

@@ -35,6 +35,7 @@ def write_pairs(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_life(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
     assert len(FILE.read_text().splitlines()) < LINES
     config = f"{FILE}:{write_pairs(tmp_path)}"

@@ -43,7 +43,9 @@ def test_a_sandwich_of_root_mean_square_norms():
     assert params.keys() == {"attention", "mlp", "norm_out", *names}
 
 
-@pytest.mark.parametrize("condition", ["index", "index_state"])
+@pytest.mark.parametrize(
+    "condition", ["index_state", pytest.param("index", marks=pytest.mark.slow)]
+)
 def test_norms_that_know_their_loop(condition: str):
     """At first as norms that do not; then n(x) (1 + g) + b, (g, b) = W2 silu(c_k [+ W1 n(x)])."""
     loop = {"core": ((1, 3),), "tie": TIED}
@@ -99,7 +101,7 @@ def test_a_core_that_begins_with_noise():
 @pytest.mark.parametrize(
     ("train", "loops"),
     [
-        ("poisson", 3),
+        pytest.param("poisson", 3, marks=pytest.mark.slow),
         pytest.param("poisson", 1, marks=pytest.mark.slow),
         pytest.param("grow", 3, marks=pytest.mark.slow),
         pytest.param("grow", 1, marks=pytest.mark.slow),

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from widenet_jax.nn.block_settings import DTYPES, NORMS, BlockSettings
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.loop import Loop, Step, stretches
-from widenet_jax.nn.loop_modules import Condition, LoopStart
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux, FfnOutput, Routing
 
@@ -201,6 +200,8 @@ class Blocks(BlockSettings):
         y = of[part](x)
         if not step.loops:
             return y
+        from widenet_jax.nn.loop_modules import Condition  # most models do without
+
         scope = f"{dict(step.scopes)[part]}_condition"
         loop, dtype = Loop.of(self.loop), DTYPES[self.dtype]
         init = KernelInit(self.kernel_init, self.depth)
@@ -222,6 +223,8 @@ class Blocks(BlockSettings):
 
     def build_start(self, group: int, name: str) -> nn.Module:
         """Builds what begins each loop of a group."""
+        from widenet_jax.nn.loop_modules import LoopStart  # most models do without
+
         loop, dtype = Loop.of(self.loop), DTYPES[self.dtype]
         loops = loop.core[group][1] if loop.embed else 0
         init = KernelInit(self.kernel_init, self.depth)

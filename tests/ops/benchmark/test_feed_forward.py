@@ -41,6 +41,7 @@ def test_the_command(capsys: pytest.CaptureFixture):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
+@pytest.mark.slow
 def test_a_layer_priced_for_a_tpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag it does not know
     size = LayerSize(512, 256, embed_dim=128, expert_dim=128, experts=4, selected=2)
