@@ -64,6 +64,16 @@ CASES = {
         "data.path": "",
         "evaluation.batch_size": 16,
     },
+    "relative kernel": LOOPED  # interpreted
+    | {
+        "model.attention.implementation": "pallas",
+        "model.attention.num_heads": 2,
+        "model.attention.head_dim": 64,
+        "model.remat": "block",
+        "data.max_length": 128,
+        "batch_size": 16,
+        "optimizer.accumulation_steps": 2,
+    },
     "expert_choice": {"model.moe.num_selected_experts": 1} | FAST,
     "soft_moe": FAST,
 }

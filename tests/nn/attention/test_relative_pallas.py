@@ -150,6 +150,9 @@ def test_a_layer_compiles_for_tpus(monkeypatch, name: str):
     training = of(512, backward=True)
     assert "relative_forward" in training and "relative_backward" in training
     assert "relative_forward" in of(2048, backward=False)
+    if name == "v4-8":
+        with pytest.raises(BadInputError, match="M \\+ T of at most 1,024, here 1,536; use auto"):
+            of(1024, backward=True)
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from widenet_jax.nn.attention.implementations import centred
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.attention.implementations import FIELD, centred
 from widenet_jax.nn.attention.pallas import (
     HEAD_DIMS,
     LANES,
@@ -26,12 +27,14 @@ from widenet_jax.nn.attention.pallas import (
     per_head,
     turned,
 )
+from widenet_jax.sharding import device_kind
 from widenet_jax.typing import Array
 
 BLOCK = 256  # queries of a block
 LONGEST = 512  # T
 MOST_KEYS = 5 * LONGEST  # S = M + T: those of an evaluation, whose memory is 4 T
 MEMORY = 32 << 20  # bytes that a kernel may use
+MOST_KEYS_V4 = 1_024  # S of a gradient on a v4, whose cores have 16 MiB of memory
 LIMITS = (
     f"it takes T and M in multiples of {LANES}, T of at most {LONGEST}, M + T of at most "
     f"{MOST_KEYS:,}, H of 64 or 128, and N H a multiple of {LANES}; and on a TPU v4 or later "
@@ -82,6 +85,16 @@ def _attend(*arrays: Array | Settings) -> Array:
     return _attend_forward(*arrays)[0]
 
 
+def _attend_trained(*arrays: Array | Settings) -> tuple[Array, tuple]:
+    keys = arrays[1].shape[1]
+    if keys > MOST_KEYS_V4 and device_kind() == "TPU v4":
+        raise BadInputError(
+            f"{FIELD}=pallas: on a TPU v4 it trains with M + T of at most {MOST_KEYS_V4:,}, here "
+            f"{keys:,}; use auto"
+        )
+    return _attend_forward(*arrays)
+
+
 def _attend_forward(
     query: Array,  # [B, T, N H]
     key: Array,  # [B, S, N H]
@@ -119,7 +132,7 @@ def _attend_backward(settings: Settings, saved: tuple, d_out: Array) -> tuple:
     return *gradients, d_terms.swapaxes(-1, -2), None, None
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+_attend.defvjp(_attend_trained, _attend_backward)
 
 
 def call(
