@@ -1,13 +1,21 @@
 """The attention kernel, interpreted on a CPU, against the formula in float64."""
 
+import re
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention import attend
+from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.attention.pallas import hidden_keys, kernel_attend
+from widenet_jax.ops.plan import compile as planning
+from widenet_jax.ops.plan.topology import parse_topology
 from widenet_jax.sharding import build_mesh
 
 B = 2
@@ -149,3 +157,30 @@ def test_implementations_that_cannot_run(name: str, message: str):
     x = jnp.zeros((1, 4, 2, 64))
     with pytest.raises(BadInputError, match=message):
         attend(x, x, x, implementation=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v3-8", "v4-8", "v5e-4", "v5p-8", "v6e-4"])
+def test_a_layer_compiles_for_tpus_without_copies(monkeypatch, name: str):
+    """BERT's, forward and backward: projections write what the kernel reads, and the reverse."""
+    pytest.importorskip("libtpu")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag that it does not know
+    mesh = build_mesh({"fsdp": 1, "expert": 1}, planning.tpu_devices(parse_topology(name))[:1])
+    layer = MultiHeadAttention(12, dtype=jnp.bfloat16, implementation="pallas")
+
+    def run(params: dict, x: jax.Array, d_out: jax.Array) -> tuple:
+        out, pull = jax.vjp(lambda *both: layer.apply(*both, train=False)[0], params, x)
+        return out, pull(d_out)
+
+    def placed(tree: Any) -> Any:
+        place = NamedSharding(mesh, P())
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+
+    with jax.set_mesh(mesh):
+        x = placed(jax.ShapeDtypeStruct((16, 512, 768), jnp.bfloat16))
+        init = jax.eval_shape(lambda x: layer.init(jax.random.key(0), x, train=False), x)
+        params = placed(init)
+        hlo = planning.compile_lowered(jax.jit(run).lower(params, x, x)).hlo
+    assert "attend_forward" in hlo and "attend_backward" in hlo
+    copies = re.findall(r"= \w+\[16,[^ ]* (?:copy|transpose)\(", hlo)
+    assert not copies, copies
