@@ -10,8 +10,9 @@ experts expert_usage.png, expert_shares.png (each block's shares of the gates, s
 expert_co_occurrence.png (which experts see the same tokens) and, of images, expert_overlay.png (the
 experts of each patch, over images of the set) or, of texts, expert_kinds.png (the experts of
 frequent and rare tokens, beginnings and continuations of words, punctuation, digits, special
-tokens); for a model with dense layers of ReLUs active_units.png (how many of them are above 0); and
-analysis.json with all numbers.
+tokens); for a model with dense layers of ReLUs active_units.png (how many of them are above 0); for
+a model that loops loops.png (states, loss and choices of experts, loop by loop; it evaluates the
+model once for each of several numbers of loops); and analysis.json with all numbers.
 The set is the run's evaluation split unless fields change it. Tokens are dropped as in evaluation,
 where capacity is mostly ample; --config.model.moe.capacity_factor_eval=1.2 shows the drops of
 training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
@@ -67,5 +68,31 @@ def report(result: dict, out: str) -> str:
             rows.append((f"{block}", load, f"{entropy:.3f}", f"{dropped:.2%}"))
         even = f"{usage['tokens_if_even']:,.0f}"
         lines += [text_table(rows), f"tokens an expert would see in each block if even: {even}"]
+    if loops := result.get("loops"):
+        lines += loop_lines(loops)
     lines = lines or ["the blocks share their norms, and there are no experts: nothing to draw"]
     return "\n".join([*lines, f"pictures and analysis.json: {out}"])
+
+
+def loop_lines(loops: dict) -> list[str]:
+    """Returns what loops do as a table, and lines."""
+    names = ("cosine", "norm_ratio", "first_changes", "first_changes_by_chance", "all_change")
+    rows = [("layer", "loop", *(name.replace("_", " ") for name in names))]
+    for place, of in loops["places"].items():
+        columns = [of.get(name, [None] * len(of["cosine"])) for name in names]
+        for loop, values in enumerate(zip(*columns, strict=True), start=2):
+            shown = ("-" if value is None else f"{value:.3f}" for value in values)
+            rows.append((place, f"{loop}", *shown))
+    lines = [text_table(rows)]
+    for place, of in loops["places"].items():
+        if "load_spread" in of:
+            each = ", ".join(f"{value:.2f}" for value in of["load_spread"])
+            of_all = of["load_spread_of_all"]
+            lines.append(
+                f"layer {place}: load's deviation / mean {each}; of all loops {of_all:.2f}"
+            )
+    losses = ", ".join(f"{number}: {loss:.4f}" for number, loss in loops["losses"].items())
+    lines.append(f"{loops['metric']} by number of loops (trained: {loops['loops']}): {losses}")
+    if forced := loops.get("first_routing"):
+        lines.append(f"{loops['metric']} with the experts of the first loop: {forced:.4f}")
+    return lines + loops["notes"]

@@ -142,6 +142,7 @@ class Blocks(BlockSettings):
                 x = norm(after.format("ffn"), x) if after else x
                 if step.ends is not None:
                     x = parts.get(f"core_{step.ends}_norm_state", self.build_norm)(x)
+                self.sow("intermediates", "state", x)  # nothing, unless an analysis asks
         aux = over_operations(jnp.stack, auxes)
         return x, aux, jnp.stack(memories, axis=1) if memories else None
 

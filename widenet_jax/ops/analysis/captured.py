@@ -58,7 +58,7 @@ def dense_blocks(model: nn.Module) -> tuple[int, ...]:
 
 def blocks_with(model: nn.Module, ffn: str) -> tuple[int, ...]:
     """Lists the blocks with a feed-forward of this name."""
-    return tuple(i for i, name in enumerate(model.ffn_names()) if name == ffn)
+    return tuple(step.index for step in model.steps(train=False) if step.ffn == ffn)
 
 
 def token_routing(
@@ -75,7 +75,10 @@ def token_routing(
     """
     outputs, calls = capture(model, params, inputs, lambda layer: isinstance(layer, MoeLayer))
     B = len(next(iter(inputs.values())))
-    per_block = [by_token(call.routing, MoeLayer(**model.feed_forwards[MOE]), B) for call in calls]
+    # Blocks after a loop with exits run on the states after each loop: the last rows count.
+    groups = B // model.examples_per_group
+    routings = [jax.tree.map(lambda x: x[-groups:], call.routing) for call in calls]
+    per_block = [by_token(of, MoeLayer(**model.feed_forwards[MOE]), B) for of in routings]
     return outputs, jax.tree.map(lambda *blocks: jnp.stack(blocks), *per_block)
 
 
@@ -102,8 +105,19 @@ def active_counts(
         return layer.name == HIDDEN and layer.path[-2] in dense
 
     outputs, hidden = capture(model, params, inputs, is_hidden)
-    counts = jnp.stack([(z > 0).sum(axis=-1, dtype=jnp.int32) for z in hidden])
+    B = len(next(iter(inputs.values())))
+    counts = jnp.stack([(z[-B:] > 0).sum(axis=-1, dtype=jnp.int32) for z in hidden])
     return outputs, counts, hidden[0].shape[-1]
+
+
+def states(
+    model: nn.Module, params: PyTree, inputs: Mapping[str, Array]
+) -> tuple[PyTree, tuple[Array, ...]]:
+    """Returns the model's outputs in evaluation, and the state [B, T, D] after each block."""
+    (outputs, _), found = model.clone(unroll=True, remat="none").apply(
+        {"params": params}, inputs, train=False, mutable=["intermediates"]
+    )
+    return outputs, found["intermediates"][ENCODER]["state"]
 
 
 def capture(

@@ -5,7 +5,8 @@ from typing import Any
 
 from etils import epath
 
-from widenet_jax.ops.analysis import figures, usage
+from widenet_jax.nn.loop import Loop
+from widenet_jax.ops.analysis import figures, loops, usage
 from widenet_jax.ops.analysis.captured import MOE, dense_blocks
 from widenet_jax.ops.analysis.image_overlay import draw_overlay_of_source
 from widenet_jax.ops.analysis.norm_divergence import norm_divergence, own_norms
@@ -18,7 +19,8 @@ def analyze_model(
     """Draws the figures into the directory `out`; returns the numbers.
 
     A model whose blocks share their norms has no divergence; a model without experts has no usage,
-    and one without dense layers of ReLUs has no active units.
+    one without dense layers of ReLUs has no active units, and one whose core does not loop has no
+    loops.
 
     Args:
       trained: the model.
@@ -45,9 +47,21 @@ def analyze_model(
         active = usage.measure_active(trained)
         figures.draw_active({trained.place: active}, out / "active_units.png")
         result["active_units"] = active.as_json()
-    if MOE not in trained.model.ffn_names():
-        return result
-    of_experts = usage.measure_usage(trained)
+    of_experts = None
+    if MOE in trained.model.ffn_names():
+        of_experts = usage.measure_usage(trained)
+        draw_experts(trained, of_experts, out, num_images=num_images)
+        result["expert_usage"] = of_experts.as_json()
+    if loops.visits_of(Loop.of(trained.config.model.loop)):
+        result["loops"] = loops.measure_loops(trained, of_experts)
+        loops.draw_loops(result["loops"], out / "loops.png", title=trained.place)
+    return result
+
+
+def draw_experts(
+    trained: Trained, of_experts: usage.ExpertUsage, out: epath.Path, *, num_images: int
+) -> None:
+    """Draws the figures of the experts into the directory `out`."""
     pictures = {"usage": figures.draw_usage, "shares": figures.draw_shares}
     if of_experts.co_occurrence.any():  # a token chose more than one expert
         pictures["co_occurrence"] = figures.draw_co_occurrence
@@ -57,4 +71,3 @@ def analyze_model(
         draw_overlay_of_source(trained, out / "expert_overlay.png", num_images)
     for name, draw in pictures.items():
         draw(of_experts, out / f"expert_{name}.png", title=trained.place)
-    return result | {"expert_usage": of_experts.as_json()}

@@ -1,0 +1,211 @@
+"""What the loops of a trained model do: their states, their choices of experts, and their number.
+
+A place is a layer of a group of the core; its visits are the blocks that run it, loop by loop.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from matplotlib.ticker import MaxNLocator
+from ml_collections import ConfigDict
+
+from widenet_jax.config.fields import override
+from widenet_jax.errors import BadInputError
+from widenet_jax.inference.over_source import metrics_over_source, real_token_mask, sums_over_source
+from widenet_jax.inference.trained import build_for
+from widenet_jax.nn.loop import Loop
+from widenet_jax.ops.analysis.captured import routed_blocks, states, token_routing
+from widenet_jax.ops.analysis.usage import ExpertUsage
+from widenet_jax.run.figures import MARKERS, PALETTE, save, subplots
+from widenet_jax.trained import Trained
+from widenet_jax.typing import Array, PyTree
+
+LOSS = "cross_entropy"
+NUMBERS = 8  # of loops that a loss is computed for, at least
+Curves = Mapping[str, Sequence[float]]
+
+
+def visits_of(loop: Loop) -> dict[str, list[int]]:
+    """Returns the blocks of each place that evaluation runs more than once: {"0.1": [1, 3]}."""
+    return {
+        f"{group}.{layer}": list(range(first + layer, first + period * loops, period))
+        for group, (first, period, loops) in enumerate(loop.evaluated().periods())
+        for layer in range(period)
+        if loops > 1
+    }
+
+
+def measure_loops(trained: Trained, usage: ExpertUsage | None) -> dict[str, Any]:
+    """Measures the loops over the evaluation split that the model's config names.
+
+    Args:
+      trained: a model whose core loops.
+      usage: of its experts, measured with the same config; None without experts.
+
+    Returns:
+      By place: `cosine` and `norm_ratio` of a token's states after one loop and the next. With
+      experts also `load_spread`, the coefficient of variation of the experts' load in each loop,
+      and `load_spread_of_all` over all loops; `first_changes`, the share of tokens whose first
+      choice is another expert in the next loop, and `first_changes_by_chance`, if the loops chose
+      independently; and `all_change`, of tokens that have no expert in common.
+      `losses` is by number of loops, `first_routing` the loss where all loops take the experts of
+      the first; `loops` is the trained number. What cannot be had has a line in `notes`.
+    """
+    loop = Loop.of(trained.config.model.loop)
+    own = usage is not None and loop.tie.experts == "none"
+    usage = None if own else usage
+    places = visits_of(loop)
+    routed = [name for name, blocks in places.items() if usage and blocks[0] in usage.blocks]
+    sums = sums_over_source(trained, partial(loop_sums, trained, places, routed))
+    tokens = sums.pop("tokens")
+    found: dict[str, Any] = {"loops": max(loops for _, loops in loop.core), "places": {}}
+    for place, visits in places.items():
+        shares = {name: sums[f"{place} {name}"] / tokens for name in ("cosine", "norm_ratio")}
+        if place in routed:
+            shares |= choices_of(usage, [usage.blocks.index(block) for block in visits])
+            shares["all_change"] = sums[f"{place} all_change"] / tokens
+        found["places"][place] = {k: np.round(v, 6).tolist() for k, v in shares.items()}
+    found |= losses_of(trained, found["loops"], experts=bool(routed))
+    found["notes"] += ["choices are not compared: each loop has its own experts"] if own else []
+    return found
+
+
+def loop_sums(
+    trained: Trained,
+    places: Mapping[str, Sequence[int]],
+    routed: Sequence[str],
+    params: PyTree,
+    batch: dict[str, Array],
+) -> tuple[PyTree, dict[str, Array]]:
+    """Returns the model's outputs, and sums over a batch's real tokens, one for each next loop."""
+    model, inputs = trained.model, trained.task.inputs(batch)
+    outputs, after = states(model, params, inputs)
+    mask = real_token_mask(batch, inputs, after[0].shape[:2])
+    sums = {"tokens": mask.sum()}
+    for place, visits in places.items():
+        states_of = [after[block].astype(jnp.float32) for block in visits]
+        norms = [jnp.linalg.norm(x, axis=-1) for x in states_of]
+        products = [(a * b).sum(axis=-1) for a, b in itertools.pairwise(states_of)]
+        ratios = [(b / a, a * b) for a, b in itertools.pairwise(norms)]
+        cosines = [x / both for x, (_, both) in zip(products, ratios, strict=True)]
+        sums[f"{place} cosine"] = jnp.stack([(x * mask).sum() for x in cosines])
+        sums[f"{place} norm_ratio"] = jnp.stack([(x * mask).sum() for x, _ in ratios])
+    if routed:
+        blocks = routed_blocks(model)
+        _, routing = token_routing(model, params, inputs)
+    for place in routed:
+        chosen = [routing.expert_index[blocks.index(block)] for block in places[place]]
+        new = [all_change(a, b) & mask for a, b in itertools.pairwise(chosen)]
+        sums[f"{place} all_change"] = jnp.stack([x.sum() for x in new])
+    return outputs, sums
+
+
+def all_change(a: Array, b: Array) -> Array:
+    """Returns which tokens have no expert in common: bool [...] of two choices [..., K]."""
+    return ~(a[..., :, None] == b[..., None, :]).any(axis=(-1, -2))
+
+
+def choices_of(usage: ExpertUsage, rows: Sequence[int]) -> dict[str, np.ndarray]:
+    """Returns how the visits of a place, `rows` of the usage, choose: see `measure_loops`."""
+    pairs = np.stack([usage.pairs[row] for row in rows])
+    joint = usage.together / usage.together[0, 0].sum()
+    first = np.einsum("aaee->ae", joint)
+    following = list(itertools.pairwise(rows))
+    return {
+        "load_spread": spread(pairs),
+        "load_spread_of_all": spread(pairs.sum(axis=0)),
+        "first_changes": np.array([1 - np.trace(joint[a, b]) for a, b in following]),
+        "first_changes_by_chance": np.array([1 - first[a] @ first[b] for a, b in following]),
+    }
+
+
+def spread(counts: np.ndarray) -> np.ndarray:
+    """Returns the standard deviation over the last axis divided by the mean; 0 where all alike."""
+    return counts.std(axis=-1) / counts.mean(axis=-1)
+
+
+def losses_of(trained: Trained, loops: int, *, experts: bool) -> dict[str, Any]:
+    """Returns the losses of `measure_loops` at other numbers of loops, and with forced routing."""
+    metric, loss = loss_of(trained, "--config.model.loop.counts.eval=0")
+    losses, notes = {loops: loss}, []
+    found = {"metric": metric, "losses": losses, "notes": notes}
+    numbers = {1, *(max(1, round(2 * loops * i / NUMBERS)) for i in range(1, NUMBERS + 1))}
+    for number in sorted(numbers - {loops}):
+        try:
+            losses[number] = loss_of(trained, f"--config.model.loop.counts.eval={number}")[1]
+        except BadInputError as error:
+            notes.append(f"no loss at {number} loops: {error}")
+            break
+    found["losses"] = dict(sorted(losses.items()))
+    if experts:
+        forced = "--config.model.loop.routing=first"
+        try:
+            _, found["first_routing"] = loss_of(trained, forced)
+        except BadInputError as error:
+            notes.append(f"no forced routing: {error}")
+    return found
+
+
+def loss_of(trained: Trained, change: str) -> tuple[str, float]:
+    """Returns the loss, or else the primary metric, of the model with a changed config."""
+    config = override(ConfigDict(trained.config.to_dict()), [change])
+    task, model, _ = build_for(config, trained.info, trained.params)
+    changed = dataclasses.replace(trained, config=config, task=task, model=model)
+    metrics, *_ = metrics_over_source(changed)
+    name = LOSS if LOSS in metrics else task.primary_metric.name
+    return name, float(metrics[name])
+
+
+def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") -> None:
+    """Draws what `measure_loops` found, by loop."""
+    places, routed = found["places"], any("load_spread" in of for of in found["places"].values())
+    figure, axes = subplots(1, 4 if routed else 2, size=(20 if routed else 10, 4.5))
+    figure.suptitle(title)
+    for index, (place, of) in enumerate(places.items()):
+        style = {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
+        name = f"layer {place}" if len(places) > 1 else None
+        after = np.arange(2, len(of["cosine"]) + 2)
+        axes[0].plot(after, of["cosine"], label=name, **style)
+        if "load_spread" not in of:
+            continue
+        axes[2].plot(range(1, len(of["load_spread"]) + 1), of["load_spread"], label=name, **style)
+        axes[2].axhline(of["load_spread_of_all"], color=style["color"], ls="--", lw=1)
+        axes[3].plot(after, of["first_changes"], label=name, **style)
+        axes[3].plot(after, of["first_changes_by_chance"], color=style["color"], ls=":")
+        axes[3].plot(after, of["all_change"], ls="--", **style, ms=4)
+    axes[0].set(xlabel="loop", ylabel="cosine", title="a token's state and that a loop before")
+    draw_losses(axes[1], found)
+    if routed:
+        axes[2].set(xlabel="loop", ylabel="deviation / mean", title="spread of the experts' load")
+        axes[2].set_ylim(bottom=0)
+        axes[2].plot([], [], "--", color="grey", label="all loops together")
+        axes[3].set(xlabel="loop", ylabel="share of the tokens", title="other experts than before")
+        axes[3].plot([], [], "-", color="grey", label="another first choice")
+        axes[3].plot([], [], ":", color="grey", label="the same by chance")
+        axes[3].plot([], [], "--", color="grey", label="no expert in common")
+        axes[3].set_ylim(0, 1.02)
+    for axis in axes:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8)
+    save(figure, out)
+
+
+def draw_losses(axis: Any, found: Mapping[str, Any]) -> None:
+    """Draws the loss by the number of loops, and with the experts of the first loop."""
+    trained, losses = found["loops"], found["losses"]
+    axis.plot(list(losses), list(losses.values()), color=PALETTE[0], marker=MARKERS[0])
+    axis.axvline(trained, color="grey", ls=":", lw=1, label="as trained")
+    if forced := found.get("first_routing"):
+        axis.plot([trained], [forced], "D", color=PALETTE[5], label="experts of the first loop")
+    axis.set(
+        xlabel="loops in evaluation",
+        ylabel=found["metric"].replace("_", " "),
+        title="loss by the number of loops",
+    )
