@@ -103,7 +103,12 @@ def test_analyze(exported, digits_run, tmp_path, capsys):
     assert run("analyze", *flags, *compared) == 0
     assert "tokens an expert would see in each block if even: 2,880" in capsys.readouterr().out
     of_experts = ("usage", "shares", "co_occurrence", "overlay")
-    names = {"norm_divergence.png", "analysis.json", *(f"expert_{n}.png" for n in of_experts)}
+    names = {
+        "norm_divergence.png",
+        "loops.png",
+        "analysis.json",
+        *(f"expert_{n}.png" for n in of_experts),
+    }
     assert {path.name for path in out.iterdir()} == names
     facts = json.loads((out / "analysis.json").read_text())
     earlier, ours, theirs = facts["norm_divergence"].values()

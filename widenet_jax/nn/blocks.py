@@ -19,7 +19,7 @@ from widenet_jax.nn.block_settings import DTYPES, NORMS, BlockSettings
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.loop import Loop, Step, stretches
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
-from widenet_jax.typing import Array, Aux, FfnOutput, Routing
+from widenet_jax.typing import Array, Aux, FfnOutput
 
 NOISE_STD = math.sqrt(2 / 5)  # of a state that starts as noise (arXiv:2502.05171)
 
@@ -112,8 +112,7 @@ class Blocks(BlockSettings):
             loop_numbers = (loop if as_trained else loop.evaluated()).loop_numbers()
         parts = parts or Parts(initializing=self.is_initializing())
         some = steps or self.some_steps
-        auxes, memories = [], []
-        routings: dict[int, Routing | None] = {}
+        auxes, memories, routings = [], [], {}
         for step in some or self.steps(train=as_trained):
             of = {k: parts.get(scope, partial(self.build, k, step)) for k, scope in step.scopes}
             number = loop_numbers[step.index]

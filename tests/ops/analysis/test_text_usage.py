@@ -73,7 +73,7 @@ def test_the_command(exported: Path, tmp_path: Path):
     out = tmp_path / "out"
     assert analyze.main([f"--workdir={exported}", f"--out={out}"]) == 0
     of_experts = {f"expert_{name}.png" for name in ("usage", "kinds", "shares", "co_occurrence")}
-    names = of_experts | {"norm_divergence.png", "analysis.json"}
+    names = of_experts | {"norm_divergence.png", "loops.png", "analysis.json"}
     assert {path.name for path in out.iterdir()} == names
     facts = json.loads((out / "analysis.json").read_text())["expert_usage"]
     assert facts["most_different_block"] in facts["blocks"] and "[CLS]" in facts["kind_names"]

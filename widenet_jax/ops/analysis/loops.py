@@ -17,7 +17,13 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.fields import override
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.over_source import metrics_over_source, real_token_mask, sums_over_source
+from widenet_jax.experiment import evaluate_batch
+from widenet_jax.inference.over_source import (
+    open_source,
+    real_token_mask,
+    sums_over_source,
+    totals_over_source,
+)
 from widenet_jax.inference.trained import build_for
 from widenet_jax.nn.loop import Loop
 from widenet_jax.ops.analysis.captured import routed_blocks, states, token_routing
@@ -157,7 +163,9 @@ def loss_of(trained: Trained, change: str) -> tuple[str, float]:
     config = override(ConfigDict(trained.config.to_dict()), [change])
     task, model, _ = build_for(config, trained.info, trained.params)
     changed = dataclasses.replace(trained, config=config, task=task, model=model)
-    metrics, *_ = metrics_over_source(changed)
+    source, transform = open_source(changed)
+    found = totals_over_source(changed, partial(evaluate_batch, model, task), source, transform)
+    metrics = task.summarize(found.sums, found.rows, source)
     name = LOSS if LOSS in metrics else task.primary_metric.name
     return name, float(metrics[name])
 
