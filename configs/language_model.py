@@ -136,7 +136,8 @@ def get_config(variant: str = "wt_s") -> ConfigDict:
         if size == "loop_s":
             config.data.update(path="data/bytes", max_length=128)
             config.update(batch_size=8, evaluation={"batch_size": 8})
-            config.update(duration="2000 steps", evaluation={"every": "2000 steps"})
+            config.update(duration="1000 steps", evaluation={"every": "1000 steps"})
+            config.optimizer.learning_rate = 4e-3
         if small:
             config.data.update(path="", max_length=64)  # an embedded novel
         return config
