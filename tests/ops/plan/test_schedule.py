@@ -26,8 +26,8 @@ LB: loop body
 
 
 def test_empty_rows_belong_to_the_row_before():
-    """Before the loop 2 rows, in it 5, of which 2 are stalls, and 2 behind it."""
-    assert count_rows(ROWS.splitlines()) == Schedule(once=4, per_trip=5)
+    """2 rows before the loop; in it 5, 2 of them stalls and 2 in a loop within; 2 behind it."""
+    assert count_rows(ROWS.splitlines()) == Schedule(once=4, per_trip=5, nested=2)
 
 
 def test_what_a_killed_plan_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

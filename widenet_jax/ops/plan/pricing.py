@@ -63,7 +63,7 @@ class Price:
       trips: how often it runs in one step.
       compute_ms: by its schedule; by roofline for a ragged matmul without one.
       memory_ms: its bytes in HBM.
-      scheduled: whether it has a schedule.
+      scheduled: whether it has a schedule, with known trips of all its loops.
       estimate_ms: by the compiler's own estimate; `ms` where it gives none.
       collective_bytes: bytes that one device sends.
       collective_ms: time of these bytes on the links.
@@ -105,6 +105,8 @@ def price_module(module: Module, schedules: Schedules, topology: Topology) -> li
         schedule = schedules.get(instruction.name) or alike.get(look(instruction))
         cycles = scheduled_cycles(instruction, schedule, topology.chip)
         price = price_instruction(instruction, home, trips, cycles, module, topology, begun)
+        if price and schedule and schedule.nested:  # a lower bound
+            price = replace(price, scheduled=False)
         prices += [price] if price else []
     return prices
 

@@ -2,7 +2,8 @@
 
 libtpu dumps the final program of every fusion and kernel as bundles, one per cycle and row.
 The bundles after register allocation still hold the stalls, as empty rows. The file of an
-instruction has the rows of its loop, marked by ">", and the rows around it.
+instruction has the rows of its loop, marked by ">", and the rows around it. Kernels may have loops
+in their loop, marked by ">>", whose trips nobody says.
 """
 
 import fcntl
@@ -24,10 +25,17 @@ _ROW = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:\w\w)?\s*:?\s*((?:> ?)*)\{(\s*\}|)
 
 
 class Schedule(NamedTuple):
-    """The cycles of one instruction: `once`, and `per_trip` of its loop, 0 without a loop."""
+    """The cycles of one instruction.
+
+    Attributes:
+      once: outside its loop.
+      per_trip: of its loop, 0 without one; a loop within it counts as one trip.
+      nested: those of loops within the loop.
+    """
 
     once: int
     per_trip: int
+    nested: int = 0
 
 
 Schedules = dict[str, Schedule]  # by the name of the instruction
@@ -82,10 +90,11 @@ def take_schedules() -> Schedules:
 
 def count_rows(rows: Iterable[str]) -> Schedule:
     """Counts the bundles of one file; an empty bundle belongs to the loop of the one before it."""
-    once = per_trip = 0
-    inside = False
+    once = per_trip = nested = 0
+    inside = inner = False
     for row in rows:
         if bundle := _ROW.match(row):
-            inside = inside if bundle[2] else bool(bundle[1])
-            once, per_trip = once + (not inside), per_trip + inside
-    return Schedule(once, per_trip)
+            if not bundle[2]:
+                inside, inner = bool(bundle[1]), bundle[1].count(">") > 1
+            once, per_trip, nested = once + (not inside), per_trip + inside, nested + inner
+    return Schedule(once, per_trip, nested)
