@@ -97,7 +97,7 @@ def test_fields_in_the_text_exist(page: Path):
     named = set(re.findall(r"\bconfig\.([a-z_]+(?:\.[a-z_0-9]+)*)", text_of(page))) - NOT_FIELDS
     configs = ("imagenet", "text_pretrain", "glue", "squad", "language_model")
     files = [f"configs/{name}.py" for name in configs]
-    files.append("configs/language_model.py:tiny,attention=switch_head")
+    files += [f"configs/language_model.py:tiny,{x}" for x in ("attention=switch_head", "ffn=moe")]
     assert named <= set().union(*map(fields_of, files))
 
 
