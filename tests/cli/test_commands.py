@@ -95,6 +95,7 @@ def test_predictions_do_not_depend_on_the_other_files(digits_run, digit_files, c
     assert answers[0][0]["class"] in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_analyze(exported, digits_run, tmp_path, capsys):
     """Compares a model with itself: both lines have the same numbers, an earlier step others."""
     out = tmp_path / "analysis"
