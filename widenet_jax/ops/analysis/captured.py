@@ -1,8 +1,8 @@
 """What a forward pass computes for every token: the routing, and the hidden units of dense layers.
 
 A model returns sums over tokens, because training needs no more. Analysis asks Linen for the
-outputs of layers (`capture_intermediates`), so that the model contains nothing for it and a
-training step computes nothing for it.
+outputs of layers (`capture_intermediates`). All that the model has for it is one `sow` of the state
+after each block; a training step computes nothing for it.
 """
 
 from collections.abc import Callable, Mapping

@@ -90,7 +90,7 @@ class Price:
 
     @property
     def roofline_ms(self) -> float:
-        """`ms` without a schedule."""
+        """`ms` without a schedule, or with one that has loops of unknown trips."""
         return 0.0 if self.scheduled else self.ms
 
 
