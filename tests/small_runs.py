@@ -240,12 +240,15 @@ def last_step(workdir: Path) -> int:
 def final_state(workdir: Path) -> dict[str, bytes]:
     """Returns the arrays of the newest checkpoint by path, read without this package."""
     step = last_step(workdir)
+    # Arrays of devices that this process does not have come to its first one.
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    args = ocp.args.StandardRestore(fallback_sharding=here)
     found = {"step": str(step).encode()}
-    with closing(ocp.StandardCheckpointer()) as reader:
+    with closing(ocp.Checkpointer(ocp.StandardCheckpointHandler())) as reader:
         for item in ("params", "opt_state", "carry"):
             if not (workdir / "checkpoints" / str(step) / item).exists():
                 continue  # most tasks have no carry
-            tree = reader.restore(workdir / "checkpoints" / str(step) / item)
+            tree = reader.restore(workdir / "checkpoints" / str(step) / item, args=args)
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
                 found[item + jax.tree_util.keystr(path)] = np.asarray(leaf).tobytes()
     return found

@@ -30,6 +30,8 @@ def test_of_a_result_and_of_the_mean_over_seeds():
     assert accuracy_interval({"test_mlm_loss": 6.0, "unit": "texts", "test_texts": 9}) is None
     found = share_intervals({"exact": 81 / 263, "questions": 263, "f1": 0.4, "order_accuracy": 0.5})
     assert found == {"exact": wilson(81 / 263, 263)}
+    found = share_intervals({"f1": 0.9, "f1_se": 0.1})
+    assert found == {"f1": (pytest.approx(0.704, abs=1e-3), 1.0)}
     assert mean_over_seeds([49.0, 50.0, 51.0]) == pytest.approx((47.516, 52.484), abs=1e-3)
 
 

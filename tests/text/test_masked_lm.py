@@ -129,7 +129,14 @@ def test_evaluation_ignores_padding_and_adds_up(packed: bool):
     evaluation = task().evaluate(lambda inputs, rngs: (outputs, {}), batch)
     metrics = task().summarize(evaluation.sums, {}, source=None)
     assert metrics.pop("sequences") == 5
-    assert metrics.pop("predictions") == batch["mlm_count"][:5].sum()
+    made = batch["mlm_count"][:5]
+    assert metrics.pop("predictions") == made.sum()
+    hits = outputs["mlm_logits"][:5].argmax(-1) == batch["mlm_labels"][:5]
+    right = np.array([row[:count].sum() for row, count in zip(hits, made, strict=True)])
+    rest = right - metrics["mlm_accuracy"] * made  # sums to 0
+    error = rest.std(ddof=1) * 5**0.5 / made.sum()
+    assert error > 0
+    np.testing.assert_allclose(metrics.pop("mlm_accuracy_se"), error, rtol=1e-5)
     expected = expected_means(outputs, batch, range(5))
     assert metrics.keys() == expected.keys()
     for name, value in expected.items():

@@ -91,7 +91,7 @@ def random_case(rng: random.Random) -> tuple[Prediction, list[str]]:
 def check(predictions: list[Prediction], answers: list[list[str]], limit: float) -> None:
     ours = squad_metrics(predictions, answers, unanswerable=True, null_threshold=limit)
     theirs = state_metrics(predictions, answers, limit)
-    assert ours.keys() == theirs.keys()
+    assert ours.keys() - {"f1_se"} == theirs.keys()
     for name, value in theirs.items():
         assert ours[name] == pytest.approx(value, abs=1e-12), name
 
@@ -123,10 +123,11 @@ def test_by_hand():
     assert metrics["exact"] == pytest.approx(2 / 3) and metrics["NoAns_exact"] == 1.0
     assert metrics["best_exact"] == pytest.approx(2 / 3)
     assert metrics["best_exact_threshold"] == -1.0
+    assert metrics["f1_se"] == pytest.approx(1 / 3)  # of 1, 1 and 0
 
 
 def test_answered_always():
-    """SQuAD1.1: null scores play no part."""
+    """SQuAD1.1: null scores play no part. F1 2/3 and 0 have a mean of 1/3, and an error of 1/3."""
     predictions, answers = [Prediction("x y", 9.0), Prediction("", 0.0)], [["y"], ["z", "w"]]
     metrics = squad_metrics(predictions, answers, unanswerable=False, null_threshold=0.0)
-    assert metrics == {"exact": 0.0, "f1": pytest.approx(1 / 3)}
+    assert metrics == {"exact": 0.0, "f1": pytest.approx(1 / 3), "f1_se": pytest.approx(1 / 3)}

@@ -11,10 +11,10 @@
 The set is the run's evaluation split unless fields change it. A classifier of images or texts is
 measured by top-1, top-5 where there are more than 5 classes, balanced accuracy (the mean over
 classes), each class and the confusions; its classes and the classes of the set are matched by name,
-and a set may have fewer of them. The 95% intervals are Wilson's of shares, and by bootstrap of
-other metrics; they are about the set's examples, not about other seeds. --predictions has a row for
-each image or text: file, truth, prediction, probability. --out gets
-evaluation.json; of classifiers also confusion.csv and confusion.png; of question answering
+and a set may have fewer of them. The 95% intervals are Wilson's of shares, from the standard error
+of mlm_accuracy (over sequences) and of F1 (over questions), and by bootstrap of other metrics; they
+are about the set's examples, not about other seeds. --predictions has a row for each image or text:
+file, truth, prediction, probability. --out gets evaluation.json; of classifiers also confusion.csv and confusion.png; of question answering
 predictions.json, in which answers with a null score above config.task.null_threshold are "",
 best_answers.json, in which none are, and null_scores.json, in the form that the official scripts
 of SQuAD read. To find the best threshold, give them best_answers.json with --na-prob-file
@@ -153,7 +153,7 @@ def evaluate_task(
     """
     from widenet_jax.files import write_json
     from widenet_jax.inference.over_source import metrics_over_source
-    from widenet_jax.run.intervals import interval_text, share_intervals
+    from widenet_jax.run.intervals import ERROR, interval_text, share_intervals
 
     spec, opened = task_spec(trained.config.task.name), None
     if options.file:
@@ -165,7 +165,8 @@ def evaluate_task(
     if out and spec.answers:
         for name, content in resolve(spec.answers)(trained.task, rows, source).items():
             write_json(out / name, content)
-    text = {name: number(value) + beside(name, result) for name, value in metrics.items()}
+    shown = {name: value for name, value in metrics.items() if not name.endswith(ERROR)}
+    text = {name: number(value) + beside(name, result) for name, value in shown.items()}
     if intervals := share_intervals(metrics):
         result["intervals"] = intervals
         text |= {k: text[k] + interval_text(of, percent=False) for k, of in intervals.items()}

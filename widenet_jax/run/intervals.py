@@ -11,6 +11,7 @@ Z = 1.959964  # the normal distribution's 97.5% quantile
 RESAMPLES = 1000
 Interval = tuple[float, float]
 # Metrics that are shares of these. Packed sequences have more orders, and a narrower interval.
+ERROR = "_se"  # ends the name of another metric's standard error
 UNITS = {"order_accuracy": "sequences", "exact": "questions"}
 
 
@@ -29,9 +30,15 @@ def accuracy_interval(result: Mapping[str, Any]) -> Interval | None:
 
 
 def share_intervals(metrics: Mapping[str, Any]) -> dict[str, Interval]:
-    """Returns the interval of each metric in UNITS, of metrics that have its number of units."""
+    """Returns the interval of each metric that has its number of units, or a standard error."""
     found = {name: metrics.get(unit) for name, unit in UNITS.items() if name in metrics}
-    return {name: wilson(metrics[name], count) for name, count in found.items() if count}
+    intervals = {name: wilson(metrics[name], count) for name, count in found.items() if count}
+    for name, error in metrics.items():
+        if name.endswith(ERROR) and math.isfinite(error):
+            mean = metrics[name.removesuffix(ERROR)]
+            ends = max(0.0, mean - Z * error), min(1.0, mean + Z * error)
+            intervals[name.removesuffix(ERROR)] = ends
+    return intervals
 
 
 def mean_over_seeds(values: Sequence[float]) -> Interval:

@@ -1,5 +1,6 @@
 """Pretraining of text encoders: masked tokens and sentence order (ALBERT, arXiv:1909.11942)."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -106,12 +107,18 @@ class MaskedLm(Task):
             "orders": _order_count(batch),
             "sequences": jnp.ones_like(batch["mlm_count"]),
         }
+        right, made = each["mlm_accuracy"], batch["mlm_count"].astype(jnp.float32)
+        each |= {"right^2": right**2, "right*made": right * made, "made^2": made**2}
         sums = {name: jnp.where(mask, value, 0).sum() for name, value in each.items()}
         return Evaluation(sums=sums, layer_sums=aux.get("sums", {}))
 
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
     ) -> dict[str, float]:
+        """Adds the standard error of `mlm_accuracy`, whose sequences vary as wholes.
+
+        It is that of a ratio of sums over sequences, to first order (the delta method).
+        """
         del rows, source
         counts = {"mlm": sums["predictions"], "order": sums["orders"]}
         means = {
@@ -119,6 +126,11 @@ class MaskedLm(Task):
             for head, count in counts.items()
             for name in ("loss", "accuracy")
         }
+        if (n := int(sums["sequences"])) > 1:
+            share = means["mlm_accuracy"]
+            squares = sums["right^2"] - 2 * share * sums["right*made"] + share**2 * sums["made^2"]
+            deviation = math.sqrt(max(0.0, squares) * n / (n - 1))
+            means["mlm_accuracy_se"] = deviation / float(sums["predictions"])
         return means | {name: int(sums[name]) for name in ("predictions", "sequences")}
 
 

@@ -72,10 +72,10 @@ def squad_metrics(
       null_threshold: no answer is predicted where the null score is above.
 
     Returns:
-      "exact" and "f1" over all questions. With `unanswerable` also "HasAns_exact", "HasAns_f1",
-      "NoAns_exact", "NoAns_f1" over the questions with and without an answer, where there are
-      such; and at the thresholds that are best for these questions "best_exact",
-      "best_exact_threshold", "best_f1" and "best_f1_threshold".
+      "exact", "f1" and its standard error "f1_se" over all questions. With `unanswerable` also
+      "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1" over the questions with and without
+      an answer, where there are such; and at the thresholds that are best for these questions
+      "best_exact", "best_exact_threshold", "best_f1" and "best_f1_threshold".
     """
     pairs = list(zip(predictions, answers, strict=True))
     raw = {
@@ -83,13 +83,15 @@ def squad_metrics(
         for score in (exact, f1)
     }
     if not unanswerable:
-        return {name: float(values.mean()) for name, values in raw.items()}
+        means = {name: float(values.mean()) for name, values in raw.items()}
+        return means | f1_error(raw["f1"])
     has_answer = np.array([bool(own) for own in answers])
     null_scores = np.array([p.null_score for p in predictions])
     metrics = {}
     for name, values in raw.items():
         scores = np.where(null_scores > null_threshold, ~has_answer, values)
         metrics[name] = float(scores.mean())
+        metrics |= f1_error(scores) if name == "f1" else {}
         for kind, chosen in (("HasAns", has_answer), ("NoAns", ~has_answer)):
             if chosen.any():
                 metrics[f"{kind}_{name}"] = float(scores[chosen].mean())
@@ -97,6 +99,12 @@ def squad_metrics(
         best, threshold = best_threshold(values, null_scores, has_answer, silent)
         metrics |= {f"best_{name}": best, f"best_{name}_threshold": threshold}
     return metrics
+
+
+def f1_error(scores: np.ndarray) -> dict[str, float]:
+    """Returns the standard error of the mean F1 of `scores` [N]; one question has none."""
+    n = len(scores)
+    return {"f1_se": float(scores.std(ddof=1) / n**0.5)} if n > 1 else {}
 
 
 def best_threshold(
