@@ -200,7 +200,7 @@ def test_runs_killed_at_random_moments(reference: Callable, tmp_path: Path, run:
         print(f"run {number}: killed while {', '.join(hits)}", flush=True)
         shutil.rmtree(workdir)
     print(f"{count} of {count} the same; kills: {dict(moments)}")
-    assert run != "digits" or set(moments) == {"starting", "compiling", "training", *DOING}
+    assert run != "digits" or set(moments) > {"compiling", *DOING}
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import codecs
 import gzip
 import json
 import os
+import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from preparing import refused, run, write
 
+from widenet_jax.corpus import inputs, readers
 from widenet_jax.corpus.inputs import documents, plan
 from widenet_jax.corpus.novel import FOLDER
+from widenet_jax.corpus.readers import Input
 
 PARAGRAPHS = [["It rained. We stayed.", "He left."], ["A second text."]]
 
@@ -171,3 +174,35 @@ def test_paths_that_are_not_there(tmp_path: Path, capsys):
     assert "holds no files" in refuse(capsys, tmp_path, tmp_path / "folder")
     os.mkfifo(tmp_path / "fifo.txt")
     assert "not a regular file" in refuse(capsys, tmp_path, tmp_path / "fifo.txt")
+
+
+@pytest.mark.parametrize("letters", ["ab ä€\n", "ä€"])
+def test_long_lines_are_read_in_parts(tmp_path: Path, monkeypatch, letters: str):
+    """Parts are short, whole characters, and whole words where there are spaces."""
+    monkeypatch.setattr(readers, "LINE_BYTES", 64)
+    monkeypatch.setattr(inputs, "PASSAGE_BYTES", 100)
+    rng = random.Random(0)
+    text = "".join(rng.choices(letters, k=5000)) + "e" * 50 + " word\nlast"
+    file = write(tmp_path / "a.txt", text)
+    passages = list(inputs.passages([Input(str(file), "a.txt", "text")], "text"))
+    parts = [passage.text.decode() for passage in passages]
+    assert "".join(parts) == text and max(map(len, parts)) < 300
+    assert [passage.last for passage in passages] == [False] * (len(parts) - 1) + [True]
+    for number, passage in enumerate(passages):
+        assert passage.line == 1 + "".join(parts[:number]).count("\n")
+    ((paragraphs, _),) = readers.texts(Input(str(file), "a.txt", "text"), "text")
+    assert "".join("".join(paragraphs).split()) == "".join(text.split())
+    assert any("word" in paragraph for paragraph in paragraphs)
+
+
+def test_large_documents(tmp_path: Path, monkeypatch, capsys):
+    """Plain text and a JSON line become several documents; a longer JSON line is refused."""
+    monkeypatch.setattr(readers, "DOCUMENT_CHARACTERS", 38)
+    lines = [f"Line {number} of the text." for number in range(5)]  # of 19 characters
+    plain = write(tmp_path / "a.txt", "\n".join(lines))
+    rows = write(tmp_path / "a.jsonl", json.dumps({"text": "\n".join(lines)}))
+    for file, kind in ((plain, "text"), (rows, "jsonl")):
+        found = [list(texts) for texts, _ in readers.texts(Input(str(file), "", kind), "text")]
+        assert found == [lines[:2], lines[2:4], lines[4:]]
+    monkeypatch.setattr(readers, "DOCUMENT_BYTES", 100)
+    assert "a.jsonl line 1: longer than 0 MiB, the most" in refuse(capsys, tmp_path, rows)

@@ -1,15 +1,16 @@
 """Text corpora: `plan` divides the inputs into units of work, `documents` reads one unit."""
 
 import codecs
+import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from etils import epath
 
 from widenet_jax.corpus import readers
 from widenet_jax.corpus.chunking import Document
-from widenet_jax.corpus.readers import Input
+from widenet_jax.corpus.readers import NEWLINE, Input, cut_long_line, guarded
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import is_remote
 
@@ -17,7 +18,7 @@ from widenet_jax.files import is_remote
 MOST_UNITS = 256
 COLUMN = "text"
 TFDS_INFO = "dataset_info.json"
-PASSAGE_BYTES = 1 << 12  # read at once, about
+PASSAGE_BYTES = (1 << 12) + 1  # read at once, with the rest of the last line
 
 
 def plan(
@@ -126,17 +127,24 @@ def passages(unit: Iterable[Input], column: str) -> Iterator[Passage]:
     for source in unit:
         if source.format in readers.RAW_READERS:
             for text, where in readers.RAW_READERS[source.format](source, column, None):
-                yield Passage(text, where, None, True)
+                if len(text) <= readers.LINE_BYTES:
+                    yield Passage(text, where, None, True)
+                else:
+                    yield from _passages_of(io.BytesIO(text), where, None)
         else:
-            yield from _passages_of(source.path)
+            with readers.opened(source.path) as file:
+                yield from _passages_of(file, source.path, 1)
 
 
-def _passages_of(path: str) -> Iterator[Passage]:
-    """Yields a plain text file in passages."""
-    with readers.opened(path) as file:
-        lines = iter(lambda: readers.guarded(path, lambda: file.readlines(PASSAGE_BYTES)), [])
-        number, found = 1, next(lines, None)
-        while found:
-            further = next(lines, None)
-            yield Passage(b"".join(found), path, number, not further)
-            number, found = number + len(found), further
+def _passages_of(file: BinaryIO, where: str, line: int | None) -> Iterator[Passage]:
+    """Yields a text in passages; `line` is the number of its first line, for messages."""
+
+    def read() -> bytes:
+        text = file.read(PASSAGE_BYTES)
+        return text if text.endswith(NEWLINE) else text + file.readline(readers.LINE_BYTES)
+
+    found, held = cut_long_line(guarded(where, read))
+    while found:
+        further, held = cut_long_line(held + guarded(where, read))
+        yield Passage(found, where, line, not further)
+        line, found = line and line + found.count(NEWLINE), further

@@ -27,7 +27,9 @@ from widenet_jax.files import is_remote, parse_json
 PARQUET_ROWS = 1024  # read at once
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
 NEWLINE = b"\n"
-NEWLINE = b"\n"
+LINE_BYTES = 1 << 20  # of a line of text; a longer one is read in parts
+DOCUMENT_BYTES = 1 << 26  # of a line of JSON
+DOCUMENT_CHARACTERS = 1 << 24  # of a document of plain text; a longer one is several
 _BEGINNING = 4096  # bytes from which a format is recognised
 # The beginning of a compressed file, and what opens it.
 _COMPRESSED: dict[bytes, Callable[[BinaryIO], BinaryIO]] = {
@@ -77,7 +79,9 @@ def texts(source: Input, column: str, bad: Bad = None) -> Texts:
     if source.format in RAW_READERS:
         for text, where in RAW_READERS[source.format](source, column, bad):
             with _noting(bad):
-                yield paragraphs_of(decoded(text, where)), True
+                large = len(text) >= DOCUMENT_CHARACTERS
+                lines = _line_parts(io.BytesIO(text), where) if large else [text]
+                yield from _read_text(decoded(line, where).rstrip("\r\n") for line in lines)
         return
     if first_bytes(source.path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<mediawiki"):
         raise BadInputError(
@@ -173,17 +177,51 @@ def _noting(bad: Bad) -> Iterator[None]:
 
 
 def _lines(path: str) -> Lines:
-    """Yields the lines of a text file with their ends, without a byte order mark."""
+    """Yields the lines of a file of JSON with their ends, without a byte order mark."""
     with opened(path) as file:
-        lines = iter(lambda: guarded(path, file.readline), b"")
+        lines = iter(lambda: guarded(path, lambda: file.readline(DOCUMENT_BYTES)), b"")
         for number, line in enumerate(lines, 1):
+            if len(line) == DOCUMENT_BYTES:
+                most = f"{DOCUMENT_BYTES >> 20} MiB, the most that one document may have"
+                raise BadInputError(f"{path} line {number}: longer than {most}; cut it in parts")
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             yield text, f"{path} line {number}"
 
 
+def _text_lines(path: str) -> Lines:
+    """Yields the lines of a text file with their ends; of a long line its parts."""
+    number = 1
+    with opened(path) as file:
+        for text in _line_parts(file, path):
+            line = text.removeprefix(codecs.BOM_UTF8) if number == 1 else text
+            yield line, f"{path} line {number}"
+            number += text.endswith(NEWLINE)
+
+
+def _line_parts(file: BinaryIO, where: str) -> Iterator[bytes]:
+    held = b""
+    while text := held + guarded(where, lambda: file.readline(LINE_BYTES)):
+        text, held = cut_long_line(text)
+        yield text
+
+
+def cut_long_line(text: bytes) -> tuple[bytes, bytes]:
+    """Returns `text`, and what is left for later where its last line is long and goes on.
+
+    A line is cut before a space, or else before a character: its words stay whole, and memory
+    bounded.
+    """
+    if len(text) < LINE_BYTES or text.endswith(NEWLINE):
+        return text, b""
+    place = text.rfind(b" ", 1)
+    if place < 0:  # before the last byte that begins a character of UTF-8
+        place = next((-n for n in range(1, 5) if text[-n] & 0xC0 != 0x80), -1)
+    return text[:place], text[place:]
+
+
 def _decoded_lines(path: str, bad: Bad) -> Iterator[str]:
     """Yields the lines of a text file without their ends."""
-    for line, where in _lines(path):
+    for line, where in _text_lines(path):
         with _noting(bad):
             yield decoded(line, where).rstrip("\r\n")
 
@@ -192,8 +230,15 @@ def _decoded_lines(path: str, bad: Bad) -> Iterator[str]:
 
 
 def _read_text(lines: Iterator[str]) -> Texts:
-    """Reads a file that is one document."""
-    yield paragraphs_of("\n".join(lines)), True
+    """Reads a file that is one document, or several if it is large."""
+    held, size = [], 0
+    for line in lines:
+        held.append(line)
+        size += len(line)
+        if size >= DOCUMENT_CHARACTERS:
+            yield paragraphs_of("\n".join(held)), True
+            held, size = [], 0
+    yield paragraphs_of("\n".join(held)), True
 
 
 def _read_titles(lines: Iterator[str]) -> Texts:

@@ -9,6 +9,7 @@ from preparing import refused, run, write
 from widenet_jax.corpus import tokenizer_files
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.text.prepare.tokenizers import cut_sentence
 
 
 def test_the_embedded_tokenizer_comes_out_again(tmp_path: Path):
@@ -70,3 +71,11 @@ def test_a_tokenizer_cannot_be_larger_than_its_text(tmp_path: Path, capsys):
             message = refused(capsys, "tokenizer", file, *options)
             assert problem in message and "INTERNAL" not in message
     assert "either" in refused(capsys, "tokenizer", text, "--convert", text, *out)
+
+
+def test_long_sentences_are_cut():
+    """sentencepiece passes over sentences of more than 16,384 bytes."""
+    assert cut_sentence("ä" * 8192) == ["ä" * 8192]
+    parts = cut_sentence("ä" * 8193)
+    assert "".join(parts) == "ä" * 8193
+    assert max(len(part.encode()) for part in parts) <= 16_384

@@ -28,7 +28,7 @@ BPE_LAYOUT = {**_SPECIAL_PIECES, "model_type": "bpe", "split_digits": True}
 SEED = 0  # of the sample of sentences
 # The sums of the training depend on the number of threads in their last bits.
 THREADS = 4
-LONGEST_SENTENCE = 16_384  # bytes; sentencepiece passes over longer ones
+LONGEST_SENTENCE = 16_384  # bytes; sentencepiece passes over longer ones, so they are cut
 
 
 def sentences_of(units: Sequence[Sequence[Input]], column: str) -> Iterator[str]:
@@ -74,7 +74,8 @@ def train_sentencepiece(
     import sentencepiece
 
     # A stream of the library's own would take errors of the reader for the end of the text.
-    source = Guarded(sentences if cased else map(lowered, sentences))
+    cut = map(cut_sentence, sentences if cased else map(lowered, sentences))
+    source = Guarded(itertools.chain.from_iterable(cut))
     sentencepiece.set_random_generator_seed(SEED)
     model = io.BytesIO()
     with source.training(vocab_size):
@@ -106,6 +107,14 @@ def train_word_piece(
         if (size := tokenizer.get_vocab_size()) < vocab_size:
             raise ValueError(f"only {size:,} pieces found")
     return tokenizer_files.with_special(tokenizer, special)
+
+
+def cut_sentence(text: str) -> list[str]:
+    """Returns a sentence, in parts if it is longer than sentencepiece reads."""
+    if len(text.encode()) <= LONGEST_SENTENCE:
+        return [text]
+    size = LONGEST_SENTENCE // 4  # a character has at most 4 bytes
+    return [text[first : first + size] for first in range(0, len(text), size)]
 
 
 def lowered(text: str) -> str:
