@@ -34,6 +34,7 @@ from small_runs import (
     wait_until,
 )
 
+from widenet_jax.data import pipeline
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.main import main
 
@@ -356,9 +357,21 @@ def test_no_image_can_be_read(photos: Path, tmp_path: Path):
     assert "truncated JPEG" in errors.splitlines()[-1] and "Traceback" not in errors
 
 
+def test_bad_examples_of_small_splits_are_met_before_training(photos: Path, tmp_path: Path, capsys):
+    """1 of 64 photos; both ways nothing is written."""
+    with pytest.raises(BadInputError, match=r"cat/07\.jpg.*truncated JPEG.*on_bad_example=skip"):
+        run_here(tmp_path / "run", **of(photos))
+    skip = {"data.on_bad_example": "skip", "data.max_bad_fraction": 0.0}
+    with pytest.raises(BadInputError, match="1 of 64 training images could not be read"):
+        run_here(tmp_path / "run", **of(photos) | skip)
+    assert "cat/07.jpg" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
-def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, capsys):
+def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, capsys, monkeypatch):
     """The run saves the steps it has made before it ends, and goes on once the file is mended."""
+    monkeypatch.setattr(pipeline, "SMALL_SPLIT", 0)
     bad = photos / "test" / "dog" / "00.jpg"
     good, workdir = bad.read_bytes(), tmp_path / "run"
     bad.write_bytes(good[:100])
@@ -378,6 +391,7 @@ def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, ca
 
 def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys, monkeypatch):
     """It is an error that names the image, or is skipped and counted, up to the allowed share."""
+    monkeypatch.setattr(pipeline, "SMALL_SPLIT", 0)  # what a run with a large set meets
     data = of(photos) | {"checkpoint.every": "4 steps"}
     with pytest.raises(BadInputError, match=r"cat/07\.jpg.*truncated JPEG"):
         run_here(tmp_path / "error", **data)

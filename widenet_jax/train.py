@@ -23,6 +23,7 @@ from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.config.files import load_config
 from widenet_jax.data.contract import Data
+from widenet_jax.data.pipeline import check_small_splits
 from widenet_jax.data.sources import open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.evaluation import evaluate
@@ -120,6 +121,7 @@ def run(
             return replay(experiment, data, workdir)
         if mode == "eval":
             return evaluate_newest(experiment, data, workdir, stop)
+        on_every_host(partial(check_small_splits, data, config.data, task.unit, say))
 
         # Restore
         session = Session(experiment, workdir, stack, on_evaluation)

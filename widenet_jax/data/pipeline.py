@@ -18,21 +18,26 @@ from multiprocessing import connection
 from typing import Any
 
 import grain
+import numpy as np
 from absl import flags
 
 from widenet_jax.config.machine import usable_cores
 from widenet_jax.data.blocks import (
     COMPLAINTS,
+    EXAMPLES_PER_BLOCK,
     Blocks,
     EvalBlocks,
     StreamBlocks,
     TrainBlocks,
+    check_bad,
     join_blocks,
     skips,
 )
-from widenet_jax.data.contract import Batch, Source, Stream
+from widenet_jax.data.contract import Batch, Data, Source, Stream
+from widenet_jax.errors import BadInputError, RunFailedError
 
 MAX_THREADS = 16
+SMALL_SPLIT = 1000  # examples that are read before the first step
 
 
 class Batches(Iterator[Batch], AbstractContextManager):
@@ -149,6 +154,34 @@ def eval_batches(source: Source, *, batch_size: int, **options: Any) -> Batches:
     kind = partial(StreamBlocks, whole=True) if isinstance(source, Stream) else EvalBlocks
     steps = {"start_step": 0, "num_steps": -(-len(source) // batch_size)}
     return Batches(kind, source, batch_size=batch_size, **steps, **options)
+
+
+def check_small_splits(
+    data: Data, config: Mapping[str, Any], unit: str, note: Callable[[str], object]
+) -> None:
+    """Reads each split of at most 1,000 examples once, so that bad ones are met before training.
+
+    Larger ones take too long: a run meets theirs as it reads them.
+
+    Raises:
+      BadExampleError: `on_bad_example` is "error", and an example cannot be read.
+      BadInputError: so many cannot be read that a run would end; each was passed to `note`.
+    """
+    for split, kind in ((data.train, "training"), (data.eval, "evaluation")):
+        size, messages = len(split), []
+        if isinstance(split, Stream) or size > SMALL_SPLIT:
+            continue
+        how = {"batch_size": EXAMPLES_PER_BLOCK, "positions": np.arange(EXAMPLES_PER_BLOCK)}
+        how |= reading(config) | {"num_workers": 0, "on_message": messages.append}
+        with eval_batches(split, transform=data.eval_transform, **how) as batches:
+            bad = sum(int(batch["bad"].sum()) for batch in batches)
+        try:
+            limit = config["max_bad_fraction"]
+            check_bad(bad, size, num_examples=size, limit=limit, what=f"{kind} {unit}")
+        except RunFailedError as error:  # nothing has run yet
+            for message in messages:
+                note(message)
+            raise BadInputError(str(error)) from None
 
 
 POLL_SECONDS = 1.0
