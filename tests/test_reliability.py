@@ -326,6 +326,12 @@ def test_a_run_that_would_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture)
     assert line.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+def test_a_run_with_workers_leaves_no_shared_memory(tmp_path: Path):
+    errors = finish(start(command(tmp_path / "run", **{"data.num_workers": 2})))
+    assert "leaked" not in errors
+
+
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Writes two classes of 32 pictures for training and 16 for testing; one is truncated."""

@@ -280,15 +280,14 @@ def check_bad(bad: int, seen: int, *, num_examples: int, limit: float, what: str
 
 
 def join_blocks(blocks: Sequence[Block]) -> Block:
-    """Joins the blocks of one step."""
-    if len(blocks) == 1:
-        return blocks[0]
+    """Joins the blocks of one step, and empties them.
+
+    The arrays are new: those of a worker lie in shared memory, which is free once they are gone.
+    """
     names = [key for key in blocks[0] if key != COMPLAINTS]
-    joined = {key: np.concatenate([block[key] for block in blocks]) for key in names}
-    return {
-        **joined,
-        COMPLAINTS: [complaint for block in blocks for complaint in block[COMPLAINTS]],
-    }
+    joined = {key: np.concatenate([block.pop(key) for block in blocks]) for key in names}
+    complaints = [complaint for block in blocks for complaint in block.pop(COMPLAINTS)]
+    return {**joined, COMPLAINTS: complaints}
 
 
 # The first word of each seed sequence in the data pipeline: it keeps the random streams of
