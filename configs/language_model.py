@@ -137,7 +137,9 @@ def get_config(variant: str = "wt_s") -> ConfigDict:
             config.data.update(path="data/bytes", max_length=128)
             config.update(batch_size=8, evaluation={"batch_size": 8})
             config.update(duration="1000 steps", evaluation={"every": "1000 steps"})
-            config.optimizer.learning_rate = 4e-3
+            # By width, each the best of a pilot (docs/LOOPS.md).
+            rates = {108: 2e-3, 180: 1e-3}
+            config.optimizer.learning_rate = rates.get(config.model.embed_dim, 4e-3)
         if small:
             config.data.update(path="", max_length=64)  # an embedded novel
         return config

@@ -44,3 +44,8 @@ def test_groups_that_do_not_fill_a_batch(batch: int, group: int, sizes: str):
         f"config.group={group} must be at least 1 and divide the batch of {batch} "
         f"examples; {sizes} would do"
     )
+
+
+def test_a_message_is_one_line():
+    """Also where it cites a name with a line break."""
+    assert str(BadInputError("a\nb: no such file")) == "a\\nb: no such file"

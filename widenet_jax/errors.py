@@ -18,6 +18,10 @@ SIMILAR = 0.65
 class BadInputError(ValueError):
     """A mistake in the user's input. The message names it, its place and the fix. Exit code 2."""
 
+    def __str__(self) -> str:
+        """Returns the message in one line, also where it cites input with line breaks."""
+        return super().__str__().replace("\n", "\\n")
+
 
 class BadArgumentError(BadInputError):
     """A wrong argument of a function; a command names its flag instead (`of_flag`).

@@ -15,6 +15,7 @@ at once.
 
 import contextlib
 import itertools
+import operator
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ NEEDED = {
         ("file_bytes", "tokens", "bytes", "words", "sha256", "sample_sha256"),
     ),
 }
+COUNTS = {"vocab_size", "file_bytes", "tokens", "bytes"}  # of them, the whole numbers
 _UNFINISHED = ".writing-"  # prefix of a shard that is being written
 _LABEL = struct.Struct("<I")
 # A reader keeps every shard open, so a set must have fewer shards than the files that a process may
@@ -91,6 +93,8 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
         _ = [manifest[field] for field in of_set]
         for split in manifest["splits"].values():
             _ = [split[field] for field in of_split]
+            whole = [part[name] for part in (manifest, split) for name in COUNTS & part.keys()]
+            _ = [operator.index(number) for number in whole]
             _ = [(shard["records"] + 0, shard["bytes"] + 0) for shard in split.get("shards", ())]
     except (KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"

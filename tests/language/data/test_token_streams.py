@@ -145,6 +145,10 @@ def test_a_damaged_file_is_named(tmp_path):
         open_stream(prepared, "train", 9)[0]
     with pytest.raises(BadInputError, match=r"train\.tokens: 200 bytes, 202 were written"):
         open_stream(written(tmp_path, np.zeros(100, "<u2"), file_bytes=202), "train", 9)
+    for changes in ({"tokens": {}}, {"file_bytes": ""}, {"bytes": []}):
+        prepared = written(tmp_path, np.zeros(100, "<u2"), **changes)
+        with pytest.raises(BadInputError, match=r"dataset\.json: damaged \(TypeError"):
+            open_stream(prepared, "train", 9)
     prepared = written(tmp_path, np.ones(100, "<u2"))
     (tmp_path / "train.tokens").write_bytes(bytes(200))
     with pytest.raises(BadInputError, match=r"train\.tokens: not what was written, by its sample"):
