@@ -158,9 +158,10 @@ def test_a_bad_file_is_named_with_its_line(tmp_path: Path, capsys, name, content
 def test_a_file_without_text_is_refused(tmp_path: Path, capsys):
     for content in (b"", b"\n\n", b"= Title =\n"):
         path = write(tmp_path / "empty.txt", content)
-        out = ("--out", tmp_path / f"out{len(content)}")
-        message = refused(capsys, "text", path, *out, "--tokenizer", FOLDER)
+        out = tmp_path / f"out{len(content)}"
+        message = refused(capsys, "text", path, "--out", out, "--tokenizer", FOLDER)
         assert "split train: no text found" in message
+        assert not out.exists()
 
 
 def test_parquet_without_the_column(tmp_path: Path, capsys):

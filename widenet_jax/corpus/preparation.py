@@ -128,6 +128,7 @@ def prepare(
     finished = _open_directory(directory, preparation, options.overwrite)
     if finished:
         return finished
+    done: dict[int, Any] = {}
     try:
         if preparation.tokenizer:
             write_json(directory / FILE, preparation.tokenizer.json)
@@ -135,8 +136,9 @@ def prepare(
         work = _work(preparation, directory, options.workers)
         done = dict(tqdm.tqdm(work, total=number, unit="file"))
         manifest = preparation.manifest(directory, [done[k] for k in range(number)], provenance)
-    except BaseException:
-        if not any(directory.glob(f"{PART}*")):  # nothing to continue from
+    except BaseException as error:
+        useless = isinstance(error, BadInputError) and len(done) == len(preparation.units)
+        if useless or not any(directory.glob(f"{PART}*")):  # nothing to continue from
             _remove(_ours(directory))
             with contextlib.suppress(OSError):  # another process may have put files there
                 directory.rmdir()

@@ -185,5 +185,5 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys):
         (text, "--splits=train=16,valid=5", "valid=5 ends at token 21, and the text has 16"),
         (empty, "--splits=train=90%", "split train: no text found"),
     ):
-        found = refused(capsys, "stream", inputs, "--out", tmp_path / "b", "--overwrite", options)
-        assert problem in found
+        found = refused(capsys, "stream", inputs, "--out", tmp_path / "b", options)
+        assert problem in found and not (tmp_path / "b").exists()
