@@ -71,6 +71,24 @@ def test_each_loop_predicts_as_a_model_of_so_many():
     np.testing.assert_allclose(trained[0]["loop_logits"], outputs["loop_logits"], atol=2e-5)
 
 
+def test_one_example_of_token_groups():
+    """Experts of two examples a group; after the loops each state of one example is a group.
+
+    So is initialisation, with one example.
+    """
+    fields = model_section("tiny,ffn=moe,attention=full,loop=1x3+1") | {"embed_dim": 8}
+    fields["moe"] |= {"examples_per_group": 2, "mlp_dim": 4}
+    fields["loop"]["exit"]["loss"] = "mean"
+    exits = build_model(fields, vocab_size=5)
+    one = {"tokens": TOKENS["tokens"][:1]}
+    params = compiled.init(exits, one)
+    logits = [
+        compiled.apply(exits, params, inputs, train=False)[0]["loop_logits"][:, 0]
+        for inputs in (one, TOKENS)
+    ]
+    np.testing.assert_allclose(*logits, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("loop", "words"),
     [

@@ -233,6 +233,27 @@ def test_a_router_of_its_own_needs_experts():
         blocks(loop, ffn="mlp").check()
 
 
+def test_dense_blocks_have_no_router():
+    loop = {"core": ((2, 2),), "tie": TIED | {"router": "none"}}
+    steps = blocks(loop, ffn_blocks=(1, 3)).steps()
+    assert ["router" in dict(step.scopes) for step in steps] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "loop"),
+    [
+        ("counts.eval=2", {"counts": {"eval": 2}}),
+        ("counts.train=grow", {"counts": {"train": "grow"}}),
+        ("routing=first", {"routing": "first"}),
+    ],
+)
+def test_loops_with_other_feed_forwards_stand_for_no_others(name: str, loop: dict):
+    loop = {"core": ((2, 2),), "tie": TIED} | loop
+    blocks(loop, ffn_blocks="every_2").check()  # in each loop the second of two
+    with pytest.raises(BadInputError, match=f"{name} needs the same feed-forwards in each loop"):
+        blocks(loop, ffn_blocks="last_1").check()
+
+
 def test_own_routers_are_counted():
     """Three steps with one set of experts: the routers alone are three, 3 x 64 x 4 weights."""
 

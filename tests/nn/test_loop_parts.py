@@ -90,6 +90,7 @@ def test_a_core_that_begins_with_noise():
     noise, entry = model.started(jnp.zeros((4, 50, 64)), train=False)
     np.testing.assert_allclose(float(noise.std()), 0.6325 * 0.9866, rtol=0.02)  # cut at 3 std
     assert not entry.any()
+    np.testing.assert_array_equal(noise[0], noise[3])  # of an example alike in all batches
     params = compiled.init(model, X)
     two = [apply(model, params, X, train=False)[0] for _ in range(2)]
     np.testing.assert_array_equal(*two)

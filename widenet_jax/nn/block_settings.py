@@ -116,11 +116,8 @@ class BlockSettings(nn.Module):
                 f"prelude of {loop.prelude} and the core; choose a {SECTION}.prelude that {size} "
                 "divides"
             )
-        others = [f"eval={loop.counts.eval}"] if loop.counts.eval else []
-        others += [f"train={loop.counts.train}"] if loop.counts.train != "fixed" else []
-        if others and self.routing_groups:
-            raise BadInputError(f"{SECTION}.counts.{others[0]} needs config.model.routing_groups=0")
         self.check_routing(loop)
+        self.check_alike(loop)
         if loop.exits and not (self.exits and self.unroll and self.remat == "none"):
             raise BadInputError(
                 f"{SECTION}.exit needs a language model without a memory, "
@@ -147,6 +144,21 @@ class BlockSettings(nn.Module):
         if loop.routing == "first" and not all(needs.values()):
             missing = next(need for need, met in needs.items() if not met)
             raise BadInputError(f"{SECTION}.routing=first needs config.model.{missing}")
+
+    def check_alike(self, loop: Loop) -> None:
+        """Raises BadInputError where a loop is to stand for others, and is not as they are."""
+        counts, names = loop.counts, self.ffn_names()
+        others = [f"counts.eval={counts.eval}"] if counts.eval else []
+        others += [f"counts.train={counts.train}"] if counts.train != "fixed" else []
+        if others and self.routing_groups:
+            raise BadInputError(f"{SECTION}.{others[0]} needs config.model.routing_groups=0")
+        others += ["routing=first"] if loop.routing == "first" else []
+        alike = [names[i : i + n] * r == names[i : i + n * r] for i, n, r in loop.periods()]
+        if others and not all(alike):
+            raise BadInputError(
+                f"{SECTION}.{others[0]} needs the same feed-forwards in each loop of a group; "
+                f"config.model.ffn_blocks={self.ffn_blocks} gives others: give all"
+            )
 
     def check_peri(self) -> None:
         """Raises BadInputError where the norms are to feed what a part does not tell apart."""

@@ -168,13 +168,16 @@ class Blocks(BlockSettings):
                 auxes.append(aux)
             if end > first:
                 states.append(x)
-        x = jnp.concatenate(states)
+        # A single example is a token group by itself, and so is each of its states.
+        alone = len(x) == 1 and not train
+        states = states if alone else [jnp.concatenate(states)]
         if some := steps[ends[-1] :]:
-            again = partial(jnp.concatenate, axis=0)
-            entry, seen, mask = jax.tree.map(lambda y: again([y] * loops), (entry, seen, mask))
-            x, aux, _ = run(x, entry=entry, seen=seen, mask=mask, steps=some)
+            again = lambda y: jnp.concatenate([y] * (1 if alone else loops))  # noqa: E731
+            entry, seen, mask = jax.tree.map(again, (entry, seen, mask))
+            for i, state in enumerate(states):
+                states[i], aux, _ = run(state, entry=entry, seen=seen, mask=mask, steps=some)
             auxes.append(aux)
-        return x, over_operations(jnp.concatenate, auxes), None
+        return jnp.concatenate(states), over_operations(jnp.concatenate, auxes), None
 
     def begun(
         self, parts: "Parts", step: Step, x: Array, entry: Array | None, number: Array | int
@@ -217,8 +220,10 @@ class Blocks(BlockSettings):
         if start == "noise":
             drawn = train and self.has_rng("router")
             key = self.make_rng("router") if drawn else jax.random.key(0)
-            noise = jax.random.truncated_normal(key, -3.0, 3.0, x.shape)
-            return (noise * NOISE_STD).astype(x.dtype), x
+            # In evaluation of each example alike, wherever it stands in a batch.
+            shape = x.shape if drawn else x.shape[1:]
+            noise = NOISE_STD * jax.random.truncated_normal(key, -3.0, 3.0, shape)
+            return jnp.broadcast_to(noise, x.shape).astype(x.dtype), x
         return x, x
 
     def build_start(self, group: int, name: str) -> nn.Module:

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError, check_fields, check_range, choose
+from widenet_jax.nn.feed_forwards import PLAIN
 from widenet_jax.param_names import ROUTER, block_part, core_part, split_block_part
 from widenet_jax.typing import Array
 
@@ -344,9 +345,11 @@ class Loop:
             found += of_loop * loops
         return [{}] * self.prelude + found + [{}] * self.coda
 
-    def mean_loops(self) -> int:
-        """Returns the loops that training runs on average: m of `Counts`."""
-        return self.counts.mean or max(r for _, r in self.core)
+    def runs(self) -> list[int]:
+        """Returns how often each step runs: those after the loop of `exit` on all its states."""
+        ends = [(first + n * r, r) for first, n, r in self.periods() if self.exits and r > 1]
+        end, loops = ends[0] if ends else (self.depth, 1)
+        return [1] * end + [loops] * (self.depth - end)
 
     def periods(self) -> list[tuple[int, int, int]]:
         """Returns (first step, steps of a loop, loops) of each group, as `stretches` does."""
@@ -374,13 +377,13 @@ class Loop:
           key: of the step.
           progress: share of the run that is done, from 0 to 1.
         """
-        most, sigma = self.mean_loops(), self.counts.sigma
+        most, sigma = max(r for _, r in self.core), self.counts.sigma
         if self.counts.train == "poisson":
             normal_key, poisson_key = jax.random.split(key)
-            tau = math.log(most) - sigma**2 / 2 + sigma * jax.random.normal(normal_key)
+            mean = math.log(self.counts.mean or most)
+            tau = mean - sigma**2 / 2 + sigma * jax.random.normal(normal_key)
             return jax.random.poisson(poisson_key, jnp.exp(tau)).astype(jnp.int32) + 1
         if self.counts.train == "grow":
-            most = max(r for _, r in self.core)
             return jnp.clip(progress * most, 0, most - 1).astype(jnp.int32) + 1
         return None
 
@@ -425,7 +428,7 @@ class Loop:
             }
             for part in ("norm_attention_out", "norm_ffn_out") if norms_out else ():
                 scopes[part] = scope(i, part, tie.norms)
-            if self.own_router:
+            if self.own_router and ffn != PLAIN:
                 scopes["router"] = scope(i, "router", tie.router)
             routes = i % blocks_per_routing == 0
             steps.append(Step(i, ffn, tuple(scopes.items()), routes, **edges))

@@ -115,3 +115,15 @@ def test_language_model():
     assert feed_forward("wt_s,ffn=product_key,query_dim=64") == (
         2 * D * 4 * 64 + 4 * 2 * 62 * 2 * 32 + 4 * 128 * 2 * D
     )
+
+
+def test_predictions_after_each_loop():
+    """The block after three loops, and the output layer, run on three states: two more of each."""
+    model = model_section("wt_s,loop=1+1x3+1,attention=full")
+    tokens = {"tokens": jax.ShapeDtypeStruct((1, 256), jnp.int32)}
+    once = forward_flops(model, tokens, vocab_size=8000)
+    model["loop"]["exit"] |= {"loss": "mean"}
+    output = 2 * 256 * 412 * 8000
+    assert forward_flops(model, tokens, vocab_size=8000) - once == 2 * (
+        (once - output) // 5 + output
+    )

@@ -137,6 +137,7 @@ def capture(
         mutable=["intermediates"],
     )
     layers = flatten_dict(state["intermediates"][ENCODER])
-    calls = {path[0]: iter(calls) for path, calls in layers.items()}  # of a layer, loop by loop
-    visited = (dict(step.scopes)["ffn"] for step in model.steps(train=False))
+    visited = [dict(step.scopes)["ffn"] for step in model.steps(train=False)]
+    # Of a layer, loop by loop; the latest where one example's states ran one by one.
+    calls = {path[0]: iter(of[-visited.count(path[0]) :]) for path, of in layers.items()}
     return outputs, [next(calls[scope]) for scope in visited if scope in calls]

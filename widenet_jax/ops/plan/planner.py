@@ -13,6 +13,7 @@ from widenet_jax.data.contract import DataInfo, StreamInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.loop import Loop
 from widenet_jax.nn.moe.layer import dispatch_methods
 from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.hlo import parse
@@ -257,14 +258,13 @@ def forward_flops(model: Mapping, inputs: Shapes, **model_fields: int | str) -> 
     outside = method(module, "outside_flops", f"name={model['name']}")(inputs)
     field = f"attention.name={module.attention['name']}"
     attention = method(module.build_attention(), "forward_flops", field)(*sizes, memory=memory)
-    return (
-        outside
-        + module.depth * attention
-        + sum(
-            method(module.build_ffn(name), "forward_flops", f"ffn={name}")(*sizes)
-            for name in module.ffn_names()
-        )
-    )
+    names = module.ffn_names()
+    blocks = {
+        name: attention + method(module.build_ffn(name), "forward_flops", f"ffn={name}")(*sizes)
+        for name in names
+    }
+    runs = Loop.of(module.loop).runs()
+    return outside + sum(n * blocks[name] for n, name in zip(runs, names, strict=True))
 
 
 def method(part: nn.Module, name: str, field: str) -> Callable[..., int]:
