@@ -33,9 +33,9 @@ def test_seeds_are_paired():
 
 
 def test_p_values_are_corrected():
-    """0.01 of three becomes 0.03, 0.02 of two 0.04, and 0.03 at least as much as those before."""
+    """0.01 of four becomes 0.04, 0.02 of three 0.06, 0.03 of two at least what those before are."""
     assert contrasts.holm([0.03, 0.01, math.nan, 0.02]) == pytest.approx(
-        [0.04, 0.03, math.nan, 0.04], nan_ok=True
+        [0.06, 0.04, math.nan, 0.06], nan_ok=True
     )
     assert contrasts.holm([0.6, 0.7]) == [1.0, 1.0]
 
@@ -45,8 +45,9 @@ def test_verdicts():
     below = contrasts.Found("", (-1.0, -1.1), 0.01, 1.0)
     equal = contrasts.Found("", (0.01, -0.01), 0.9, 0.01)
     neither = contrasts.Found("", (0.01, -0.01), 0.9, 0.2)
-    verdicts = [one.verdict for one in (above, below, equal, neither)]
-    assert verdicts == ["above 0", "below 0", "equal", "undecided"]
+    small = contrasts.Found("", (0.01, 0.011), 0.01, 0.01)
+    verdicts = [one.verdict for one in (above, below, equal, neither, small)]
+    assert verdicts == ["above 0", "below 0", "equal", "undecided", "above 0, equal"]
 
 
 def test_equality_needs_both_sides():

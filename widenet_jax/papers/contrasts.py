@@ -22,9 +22,9 @@ from widenet_jax.run.tables import table_of
 
 SIGNIFICANT = 0.05
 HOW = (
-    "Contrasts are paired by seed. 95%: Student's t. p: t-test against 0, corrected for all "
-    "contrasts of the table by Holm. Equal: two one-sided t-tests at 5% put the mean within the "
-    "margin of {margin:g} that was fixed before the runs; undecided: neither."
+    "Contrasts are paired by seed. 95%: Student's t. p: t-test against 0, corrected by Holm for "
+    "all {number} contrasts of the experiment. Equal: two one-sided t-tests at 5% put the mean "
+    "within the margin of {margin:g} that was fixed before the runs; undecided: neither."
 )
 
 
@@ -56,10 +56,10 @@ class Found:
 
     @property
     def verdict(self) -> str:
-        """Above 0, below 0, equal or undecided."""
-        if self.p < SIGNIFICANT:
-            return "above 0" if self.mean > 0 else "below 0"
-        return "equal" if self.p_equal < SIGNIFICANT else "undecided"
+        """Above or below 0, equal within the margin, both or undecided."""
+        found = ["above 0" if self.mean > 0 else "below 0"] if self.p < SIGNIFICANT else []
+        found += ["equal"] if self.p_equal < SIGNIFICANT else []
+        return ", ".join(found) or "undecided"
 
     def as_json(self) -> dict[str, Any]:
         """Returns the numbers for a file."""
@@ -103,12 +103,12 @@ def p_of(values: Sequence[float], mean: float, alternative: str) -> float:
 def holm(p: Sequence[float]) -> list[float]:
     """Returns p corrected for their number (Holm 1979): the least times n, the next n - 1, ...
 
-    A NaN stays, and does not count.
+    A NaN, of a contrast that waits for its runs, stays and counts.
     """
     order = [i for i in np.argsort(p) if not math.isnan(p[i])]
     corrected, highest = list(p), 0.0
     for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - rank) * p[i]))
+        highest = max(highest, min(1.0, (len(p) - rank) * p[i]))
         corrected[i] = highest
     return corrected
 
@@ -128,7 +128,8 @@ def markdown(experiment: PaperExperiment, found: Sequence[Found]) -> str:
         "verdict": lambda one: one.verdict,
     }
     shown = [one for one in found if one.values]
-    return f"\n{table_of(columns, shown)}\n\n{HOW.format(margin=experiment.margin)}\n"
+    how = HOW.format(margin=experiment.margin, number=len(found))
+    return f"\n{table_of(columns, shown)}\n\n{how}\n"
 
 
 def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None:
