@@ -306,6 +306,9 @@ def sigma_moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
     if section["losses"]["entropy"]:
         loss = ENTROPY_OF[options.get("entropy_of", "all")]
         section["losses"] |= {"entropy": 0.0, loss: options.get("entropy", base["entropy"])}
+    if "balance" in options:
+        balance = {"entropy": 0.0, "load_balance": options["balance"]}
+        section["losses"] |= ROUTER_LOSSES["top_k"] | balance
     rule = "paper" if options.get("router") == "expert_choice" else "unlimited"
     section |= base.get("slots", {"capacity_rule": rule})
     section |= {

@@ -107,6 +107,7 @@ LANGUAGE_OPTIONS = COMMON | {
     "hidden_dropout": bool,  # dropout within the experts, the "standard dropout"
     "entropy": float,  # weight of the entropy loss
     "entropy_of": ENTROPY_OF,
+    "balance": float,  # weight of WideNet's balance loss, in place of the entropy loss
     "key_heads": int,
     "knn": int,
     "weights": str,
@@ -121,6 +122,7 @@ WANTED |= {int: "a whole number", float: "a number", bool: "true or false", str:
 # Option -> the feed-forwards on which it has an effect, if not on all.
 OF_EXPERTS = ("experts", "selected", "capacity_factor", "router", "routing_groups")
 OF_EXPERTS += ("examples_per_group", "expert_dropout", "hidden_dropout", "entropy", "entropy_of")
+OF_EXPERTS += ("balance",)
 OF_KEYS = ("num_keys", "key_heads", "knn", "weights", "combine_heads", "query_dim", "table_init")
 NEEDS = {
     **dict.fromkeys(OF_EXPERTS, ("moe",)),
@@ -294,8 +296,11 @@ def check_language_options(name: str, options: Mapping, written: Mapping) -> Non
     # Other routers' papers have no dropout of experts, or other losses.
     without = () if "expert_dropout" in ROUTERS[router] else ("expert_dropout",)
     without += ("entropy", "entropy_of") if router in ROUTER_LOSSES else ()
+    without += ("balance",) if router in ROUTER_LOSSES and router != "top_k" else ()
     if odd := [key for key in without if key in written]:
         raise BadInputError(f"option {odd[0]} has no effect on router={router}; remove it")
+    if odd := [key for key in ("entropy", "entropy_of") if key in written and "balance" in written]:
+        raise BadInputError(f"option {odd[0]} has no effect beside balance; remove one of both")
     if "hidden_dropout" in options and not options.get("dropout", LANGUAGE_SIZES[name]["dropout"]):
         of_preset = "" if "hidden_dropout" in written else f" of preset={options['preset']}"
         raise BadInputError(

@@ -111,6 +111,8 @@ def test_rows_of_the_tables():
     assert moe("byte_s,preset=standard_dropout,dropout=0.1")["dropout"] == 0.1
     assert moe("wt_b,preset=standard_init")["kernel_init"] == "pre_norm_each_expert"
     assert moe("wt_b,preset=s_base_released")["router"]["name"] == "sinkhorn_released"
+    balanced = moe("loop_s,ffn=moe,router=softmax_renormalized,balance=0.02")["losses"]
+    assert {k: v for k, v in balanced.items() if v} == {"load_balance": 0.02, "over": "group"}
     of_chosen = moe("e8,preset=softmax_renormalized_released")
     assert of_chosen["router"]["name"] == "softmax_renormalized"
     weights = {k: v for k, v in of_chosen["losses"].items() if v}

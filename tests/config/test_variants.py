@@ -25,6 +25,8 @@ NO_EFFECT = [
     (IMAGES, "widenet_b,moe=false,examples_per_group=8", "examples_per_group has no effect"),
     (LANGUAGE, "wt_s,ffn=moe,num_active=8", "num_active has no effect on wt_s with ffn=moe"),
     (LANGUAGE, "wt_s,preset=switch,entropy=0.1", "entropy has no effect on router=switch"),
+    (LANGUAGE, "wt_s,preset=switch,balance=0.1", "balance has no effect on router=switch"),
+    (LANGUAGE, "wt_s,ffn=moe,entropy=0.1,balance=0.1", "entropy has no effect beside balance"),
     (LANGUAGE, "wt_s,ffn=moe,router=hierarchical,expert_dropout=0.1", "expert_dropout has no"),
     (LANGUAGE, "byte_s,preset=switch_no_dropout", "hidden_dropout of preset=switch_no_dropout has"),
     (LANGUAGE, "wt_s,ffn=moe,hidden_dropout=true,dropout=0.0", "without dropout; give dropout=0.1"),

@@ -135,7 +135,10 @@ def test_a_shard_damaged_since_the_start_is_no_bad_example(packed, damage, found
     [
         (("splits", "train", "shards", 2, "bytes"), None, "damaged (KeyError: 'bytes')"),
         (("splits", "train", "shards", 2, "records"), "x", "damaged (TypeError"),
+        (("splits", "train", "shards", 2, "records"), 1e300, "damaged (TypeError"),
         (("splits", "test", "shards"), [], "split test has no shards"),
+        (("class_names",), -1, "damaged (TypeError: class_names is no list)"),
+        (("class_names",), "ab", "damaged (TypeError: class_names is no list)"),
         (("class_names",), None, "damaged (KeyError: 'class_names')"),
     ],
 )

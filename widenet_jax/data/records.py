@@ -95,7 +95,10 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
             _ = [split[field] for field in of_split]
             whole = [part[name] for part in (manifest, split) for name in COUNTS & part.keys()]
             _ = [operator.index(number) for number in whole]
-            _ = [(shard["records"] + 0, shard["bytes"] + 0) for shard in split.get("shards", ())]
+            sizes = [(shard["records"], shard["bytes"]) for shard in split.get("shards", ())]
+            _ = [tuple(map(operator.index, size)) for size in sizes]
+        if not isinstance(manifest.get("class_names", []), list):
+            raise TypeError("class_names is no list")
     except (KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise BadInputError(f"{path}: damaged ({reason}); prepare the set again") from None

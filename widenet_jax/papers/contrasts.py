@@ -144,6 +144,10 @@ def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None
         axis.plot(one.mean, y, "D", color=PALETTE[1])
     axis.set_yticks(range(len(shown)), [one.label for one in shown])
     axis.invert_yaxis()
-    axis.set_xlabel(f"{experiment.metric.label}: each seed, mean and 95% interval")
+    figure.suptitle(experiment.title)
+    figure.supxlabel(
+        f"{experiment.metric.label}: each seed, mean and 95% interval\n{experiment.above_0}",
+        fontsize="medium",
+    )
     axis.legend(loc="best", fontsize="small")
     save(figure, out)

@@ -94,6 +94,7 @@ class PaperExperiment:
       contrasts: (label, rows whose values are added, rows whose values are subtracted), see
         `contrasts`; of a comparison that no paper has made.
       margin: within which a contrast counts as 0.
+      above_0: what it means when a contrast is above 0, in a picture.
     """
 
     name: str
@@ -112,6 +113,7 @@ class PaperExperiment:
     paper_label: str = ""
     contrasts: tuple[tuple[str, list[str], list[str]], ...] = ()
     margin: float = 0.0
+    above_0: str = ""
 
     def of_sizes(self, sizes: Sequence[str]) -> "PaperExperiment":
         """Returns the experiment with only the rows of these sizes."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from widenet_jax.files import read_json, write_json
 from widenet_jax.inference.trained import open_trained
@@ -45,36 +46,47 @@ ROUNDS = 5  # of timing a layer
 
 
 def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
-    """Draws every row's metric: the paper's on the left, ours with its spread on the right."""
+    """Draws every row's metric, ours with its spread; on the left a paper's, where there is one."""
     metric = experiment.metric.label
     labels = [shown_label(experiment, row["label"], row["variant"]) for row in rows]
     labels = [label.replace(" (here", "\n(here") for label in labels]
     height = 1.5 + sum(0.15 + 0.2 * len(label.splitlines()) for label in labels)
-    figure, (paper, own) = subplots(1, 2, size=(11, height), sharey=True)
+    size = (8 if experiment.contrasts else 11, height)
+    panels = 1 if experiment.contrasts else 2
+    figure, ((*papers, own),) = subplots(1, panels, size=size, sharey=True, squeeze=False)
     figure.suptitle(experiment.title)
+    for paper in papers:
+        draw_printed(experiment, rows, paper)
     for place, row in enumerate(rows):
-        if isinstance(row["paper"], float) and np.isfinite(row["paper"]):
-            paper.plot(row["paper"], place, "o", color=PALETTE[0])
-        else:
-            text = number(row["paper"], experiment.metric.decimals)
-            paper.text(0.02, place, text, transform=paper.get_yaxis_transform(), va="center")
         for value in row["values"]:
             own.plot(value, place, "|", color=PALETTE[5], alpha=0.6)
         if row["mean"] is not None and np.isfinite(row["mean"]):
             own.errorbar(row["mean"], place, xerr=row["std"], color=PALETTE[5], fmt="o", capsize=3)
         elif row["mean"] is not None:
             own.text(0.02, place, "NaN", transform=own.get_yaxis_transform(), va="center")
-    paper.set_yticks(range(len(rows)), labels)
-    paper.set_ylim(len(rows) - 0.5, -0.5)
-    paper.set(xlabel=f"{experiment.paper_label or metric}, the paper")
+    own.set_yticks(range(len(rows)), labels)
+    own.set_ylim(len(rows) - 0.5, -0.5)
     marks = ["bars: one standard deviation"] * any(row["std"] is not None for row in rows)
     marks += ["strokes: seeds"] * any(len(row["values"]) > 1 for row in rows)
     own.set(xlabel=f"{metric}, ours" + f"\n({'; '.join(marks)})" * bool(marks))
-    if not paper.lines:  # no numbers, so no axis of numbers
-        paper.set_xticks([])
-    for axis in (paper, own):
+    for axis in (*papers, own):
         axis.grid(alpha=0.3)
     save(figure, out)
+
+
+def draw_printed(
+    experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], axis: Axes
+) -> None:
+    """Draws the paper's number of every row, or writes that it has none."""
+    for place, row in enumerate(rows):
+        if isinstance(row["paper"], float) and np.isfinite(row["paper"]):
+            axis.plot(row["paper"], place, "o", color=PALETTE[0])
+        else:
+            text = number(row["paper"], experiment.metric.decimals)
+            axis.text(0.02, place, text, transform=axis.get_yaxis_transform(), va="center")
+    axis.set(xlabel=f"{experiment.paper_label or experiment.metric.label}, the paper")
+    if not axis.lines:  # no numbers, so no axis of numbers
+        axis.set_xticks([])
 
 
 def shown_label(experiment: PaperExperiment, label: str, variant: str) -> str:

@@ -53,7 +53,7 @@ def text_kind(config: Mapping[str, Any]) -> str | None:
     kind = config.get("model_type")
     if kind is None and "vocab_size" in config and "hidden_size" in config:
         return "albert" if "embedding_size" in config else "bert"
-    return kind if kind in DEFAULTS else None
+    return kind if isinstance(kind, str) and kind in DEFAULTS else None
 
 
 def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any] | None:
