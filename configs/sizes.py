@@ -156,6 +156,11 @@ TIES = {
     "experttie": {"attention": "none", "experts": "loops", "router": "none", "norms": "none"},
 }
 
+# Option norms -> the tie of the core's norms, and what conditions them.
+NORMS = {"own": ("none", "none"), "tied": ("loops", "none")}
+NORMS |= {name: ("loops", name) for name in ("index", "index_state")}
+ROUTINGS = dict.fromkeys(("own", "first"))  # option routing: as `config.model.loop.routing`
+
 # Option ffn -> config.model.ffn.
 FFNS = {"dense": "mlp", "moe": "moe", "soft_moe": "soft_moe", "top_k": "top_k_mlp"}
 FFNS |= {"product_key": "product_key"}
@@ -343,7 +348,7 @@ def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:
     Args:
       depth: of the size.
       family: `share`, `share_norms` and `loop` of the family; False or none where left out.
-      options: loop, tie; or depth, share, share_attention, share_ffn, share_norms.
+      options: loop, tie, norms, routing; or depth, share, share_attention, share_ffn, share_norms.
     """
     given = family | options
     norms = given.get("share_norms", False)
@@ -364,7 +369,9 @@ def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:
         if any(shared.values()):
             tie |= {part: "loops" if one else "none" for part, one in shared.items()}
     section["tie"] = tie | TIES.get(options.get("tie"), {})
-    return section
+    if "norms" in options:
+        section["tie"]["norms"], section["condition"] = NORMS[options["norms"]]
+    return section | chosen(options, "routing")
 
 
 def experts_section(options: Mapping) -> dict:

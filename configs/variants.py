@@ -8,7 +8,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from configs import sizes
-from configs.sizes import ATTENTIONS, ENTROPY_OF, FFNS, LANGUAGE_SIZES, ROUTER_LOSSES, ROUTERS, TIES
+from configs.sizes import (
+    ATTENTIONS,
+    ENTROPY_OF,
+    FFNS,
+    LANGUAGE_SIZES,
+    NORMS,
+    ROUTER_LOSSES,
+    ROUTERS,
+    ROUTINGS,
+    TIES,
+)
 from widenet_jax.errors import BadInputError, choose, known_names
 
 # [PRELUDE+] (LAYERSxLOOPS of each group) [+CODA]; layers are a number, or letters in their order.
@@ -40,6 +50,7 @@ COMMON = {
     "depth": int,
     "loop": loop_of,  # 3x3, 2+8x2+2, 1x6+1x6, ABCBAx1
     "tie": TIES,
+    "routing": ROUTINGS,  # first: all loops take the experts that the first one chose
     "mlp_dim": int,  # F; of language models with ffn=moe, G of an expert
     "num_active": int,
     "num_keys": int,
@@ -98,6 +109,7 @@ PRESETS = {
 LANGUAGE_OPTIONS = COMMON | {
     "preset": PRESETS,
     "attention": ATTENTIONS,
+    "norms": NORMS,  # of loops; index and index_state: tied and conditioned
     "parameter_matched": bool,  # solve the width or the number of keys for the experts' count
     "dropout": float,
     "embed_dim": int,
@@ -122,7 +134,7 @@ WANTED |= {int: "a whole number", float: "a number", bool: "true or false", str:
 # Option -> the feed-forwards on which it has an effect, if not on all.
 OF_EXPERTS = ("experts", "selected", "capacity_factor", "router", "routing_groups")
 OF_EXPERTS += ("examples_per_group", "expert_dropout", "hidden_dropout", "entropy", "entropy_of")
-OF_EXPERTS += ("balance",)
+OF_EXPERTS += ("balance", "routing")
 OF_KEYS = ("num_keys", "key_heads", "knn", "weights", "combine_heads", "query_dim", "table_init")
 NEEDS = {
     **dict.fromkeys(OF_EXPERTS, ("moe",)),

@@ -18,7 +18,20 @@ def test_names_and_options():
     assert options == {"ffn": "moe", "router": "switch", "preset": "switch", "selected": 2}
 
 
+def test_what_loops_have_of_their_own():
+    def loop(text: str) -> dict:
+        return model_section(f"loop_s,loop=1x9,ffn=moe,{text}")["loop"]
+
+    found = loop("tie=attntie,norms=index")
+    ties = {"attention": "loops", "experts": "loops", "router": "none", "norms": "loops"}
+    assert (found["tie"], found["condition"]) == (ties, "index")
+    assert loop("norms=tied")["tie"]["norms"] == "loops"
+    assert loop("norms=own")["tie"]["norms"] == "none"
+    assert [loop(f"routing={name}")["routing"] for name in ("own", "first")] == ["own", "first"]
+
+
 NO_EFFECT = [
+    (LANGUAGE, "loop_s,loop=3x3,routing=first", "routing has no effect on loop_s with ffn=dense"),
     (IMAGES, "vit_b,experts=8", "experts has no effect on vit_b with ffn=dense; remove it"),
     (IMAGES, "vit_b,num_active=8", "with ffn=dense; remove it, or add ffn=top_k"),
     (IMAGES, "widenet_b,ffn=product_key,selected=2", "selected has no effect"),

@@ -86,8 +86,8 @@ class PaperExperiment:
       reference: label of the row that all others are compared with; "": all pairs are compared.
       language: a key of `scales.Scale.language` where the rows are language models; else "".
       statistic: what a figure shows block by block: "gamma" or "beta" of the norms, "active"
-        units, the experts' "shares", or which of them are chosen "together"; "" where `metric` is
-        compared.
+        units, the experts' "shares", or which of them are chosen "together"; "routing" of a looped
+        model, see `forced_routing`; "" where `metric` is compared.
       layer: the size that a figure of single layers varies, a key of `scales.Scale.layer_sweeps`;
         such a figure has no rows.
       paper_label: label of the paper's numbers where it is not the metric's.

@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.files import STARTS, write_json, write_text
-from widenet_jax.papers import contrasts, figures, tables
+from widenet_jax.papers import contrasts, figures, forced_routing, tables
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Run, Scale, run_of
@@ -81,6 +81,11 @@ def write(
     picture, content = out / f"{experiment.name}.png", {}
     if experiment.layer:
         content, text = figures.show_layers(experiment, scale, out, picture)
+    elif experiment.statistic == "routing":
+        rows = forced_routing.measure(experiment, scale, measured, out)
+        if rows:
+            forced_routing.draw(experiment, rows, picture)
+        content, text = {"rows": rows}, forced_routing.markdown(experiment, scale, rows)
     elif experiment.statistic:
         by_row = figures.measure(experiment, scale, measured)
         if by_row:

@@ -91,7 +91,7 @@ def test_the_command_on_looped_experts(tmp_path: Path, capsys):
     assert "with the experts of the first loop" in capsys.readouterr().out
     own, first = facts["own"], facts["first"]
     metrics, *_ = metrics_over_source(open_trained(place))
-    assert own["losses"]["2"] == pytest.approx(metrics["cross_entropy"], rel=1e-6)
+    assert own["losses"]["2"] == pytest.approx(metrics["bits_per_byte"], rel=1e-6)
     assert own["first_routing"] == pytest.approx(first["losses"]["2"], rel=1e-6)
     assert own["first_routing"] != pytest.approx(own["losses"]["2"], rel=1e-6)
     assert own["losses"].keys() == {"1", "2", "3", "4"}

@@ -1,0 +1,130 @@
+"""Forced routing: what looped models lose if each loop takes the experts that the first one chose.
+
+The models are trained with choices of their own in each loop, and forced in evaluation alone.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from widenet_jax.files import read_json, write_json
+from widenet_jax.inference.trained import open_trained
+from widenet_jax.ops.analysis.loops import measure_loops
+from widenet_jax.ops.analysis.usage import measure_usage
+from widenet_jax.ops.sweep.trials import Status
+from widenet_jax.papers.experiments import PaperExperiment
+from widenet_jax.papers.runs import Measurements
+from widenet_jax.papers.scales import Scale, run_of
+from widenet_jax.papers.tables import page
+from widenet_jax.run.figures import MARKERS, PALETTE, save, subplots
+from widenet_jax.run.intervals import mean_over_seeds
+from widenet_jax.run.tables import table_of
+
+# Of `measure_loops`, as means over layers and loops -> name in tables and pictures.
+SHARES = {
+    "first_changes": "another first expert than a loop before",
+    "first_changes_by_chance": "the same, by chance",
+    "all_change": "no expert in common",
+}
+Row = Mapping[str, Any]
+
+
+def measure(
+    experiment: PaperExperiment, scale: Scale, measured: Measurements, out: Path
+) -> list[dict[str, Any]]:
+    """Measures every finished seed of the rows, unless a file in `out` has its parameters' numbers.
+
+    Returns:
+      A dict for each row with a finished seed: label, metric (of the losses), and lists with a
+      number for each seed: seeds, own and first (losses with the loops' own choices, and with the
+      first loop's), and `SHARES`.
+    """
+    file, rows = out / f"{experiment.name}_models.json", []
+    known = read_json(file) if file.exists() else {}
+    for row in experiment.rows:
+        of = measured[run_of(scale, experiment, row)]
+        done = [one for one in of.outcomes if one.status == Status.DONE]
+        for one, workdir in zip(done, of.workdirs, strict=True):
+            if one.result["params_sha256"] not in known:
+                known[one.result["params_sha256"]] = measure_model(workdir)
+                write_json(file, known)
+        if found := [known[one.result["params_sha256"]] for one in done]:
+            columns = {name: [one[name] for one in found] for name in ("own", "first", *SHARES)}
+            seeds = [one.trial.settings["seed"] for one in done]
+            named = {"label": row.label, "metric": found[0]["metric"], "seeds": seeds}
+            rows.append(named | columns)
+    return rows
+
+
+def measure_model(workdir: str) -> dict[str, Any]:
+    """Returns what `measure` has for a seed; shares are means over layers and loops."""
+    trained = open_trained(workdir)
+    found = measure_loops(trained, measure_usage(trained))
+    losses = {"own": found["losses"][found["loops"]], "first": found["first_routing"]}
+    places = list(found["places"].values())
+    shares = {name: float(np.mean([of[name] for of in places])) for name in SHARES}
+    return {"metric": found["metric"]} | losses | shares
+
+
+def differences(row: Row) -> list[float]:
+    """Returns the loss by forcing, one for each seed."""
+    return [first - own for own, first in zip(row["own"], row["first"], strict=True)]
+
+
+def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> str:
+    """Writes the table, and what it asks."""
+
+    def difference(row: Row) -> str:
+        lost = differences(row)
+        if len(lost) < 2:
+            return f"{lost[0]:+.4f} (one seed)"
+        low, high = mean_over_seeds(lost)
+        return f"{statistics.fmean(lost):+.4f} ({low:+.4f} to {high:+.4f})"
+
+    columns = {
+        "": lambda row: row["label"],
+        "own choices": lambda row: f"{statistics.fmean(row['own']):.4f}",
+        "the first loop's": lambda row: f"{statistics.fmean(row['first']):.4f}",
+        "difference (95%)": difference,
+        **{
+            name: lambda row, key=key: f"{statistics.fmean(row[key]):.1%}"
+            for key, name in SHARES.items()
+        },
+        "seeds": lambda row: f"{len(row['seeds'])}",
+    }
+    lines = [f"Why: {experiment.claim}"]
+    names = {row["label"] for row in rows}
+    lines += [f"{row.label}: not run." for row in experiment.rows if row.label not in names]
+    lines += ["95%: of the mean over seeds, by Student's t, without a correction."] * bool(rows)
+    table = table_of(columns, rows) if rows else ""
+    return page(experiment.title, scale.about_of(experiment), table, lines)
+
+
+def draw(experiment: PaperExperiment, rows: Sequence[Row], out: Path) -> None:
+    """Draws the loss by forcing, each seed and the mean's interval; and who changes experts."""
+    figure, (lost, shares) = subplots(1, 2, size=(13, 1.8 + 0.4 * len(rows)), sharey=True)
+    figure.suptitle(experiment.title)
+    lost.axvline(0, color="0.4", linewidth=1)
+    for place, row in enumerate(rows):
+        values = differences(row)
+        lost.plot(values, [place] * len(values), "o", color=PALETTE[0], alpha=0.4)
+        mean = statistics.fmean(values)
+        ends = mean_over_seeds(values) if len(values) > 1 else (mean, mean)
+        lost.plot(ends, [place, place], color=PALETTE[1], linewidth=2)
+        lost.plot(mean, place, "D", color=PALETTE[1])
+    for index, (key, name) in enumerate(SHARES.items()):
+        means = [statistics.fmean(row[key]) for row in rows]
+        style = {"color": PALETTE[index], "marker": MARKERS[index], "linestyle": "none"}
+        shares.plot(means, range(len(rows)), label=name, **style)
+    lost.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    lost.invert_yaxis()
+    metric = rows[0]["metric"].replace("_", " ")
+    lost.set_xlabel(f"{metric} lost by forced routing\n(each seed, mean and 95% interval)")
+    shares.set(xlabel="share of the tokens, mean over layers and loops", xlim=(0, 1))
+    shares.legend(fontsize="small")
+    for axis in (lost, shares):
+        axis.grid(alpha=0.3)
+    save(figure, out)
