@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from small_runs import ROOT, assert_same_end, at_step, metrics_of, small_config
+from small_runs import ROOT, assert_same_end, at_step, last_step, metrics_of, small_config
 
 import widenet_jax as wj
 from widenet_jax import train
@@ -50,10 +50,40 @@ def test_mistakes_are_exceptions(tmp_path: Path):
         ("configs/digits.py:vit", "no model is named 'vit'", {}),
         ("configs/digits.py", "the config has no such field", {"fields": {"epochs": 3}}),
         ("configs/digits.py", "give both data and eval_data", {"data": [(0, 0)]}),
+        (
+            "configs/digits.py",
+            "eval_data is list_iterator, without __len__ and __getitem__; give a",
+            {"data": [(0, 0)], "eval_data": iter([])},
+        ),
+        (
+            "configs/digits.py",
+            "on_evaluation takes a step and metrics: too many positional",
+            {"on_evaluation": lambda step: None},
+        ),
     ):
         with pytest.raises(BadInputError, match=answer):
             wj.train(config, tmp_path / "run", **how)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_what_a_callback_raises_ends_a_run_that_was_saved(tmp_path: Path):
+    """The run that resumes evaluates and calls again, and ends like an unbroken one."""
+    config = small_config(**{"evaluation.every": "3 steps"})
+    told = []
+
+    def raising(step: int, metrics: dict):
+        told.append(step)
+        if len(told) == 1:
+            raise KeyError("acc")
+
+    with pytest.raises(KeyError, match="acc"):
+        wj.train(config, tmp_path / "run", on_evaluation=raising)
+    assert told == [3] and last_step(tmp_path / "run") == 3
+    wj.train(config, tmp_path / "run", on_evaluation=raising)
+    assert told[:3] == [3, 3, 6]
+    wj.train(config, tmp_path / "unbroken")
+    assert_same_end(tmp_path / "run", tmp_path / "unbroken")
 
 
 def test_a_config_of_the_callers_stays_as_it_is(tmp_path: Path):

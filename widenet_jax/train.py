@@ -5,6 +5,7 @@ what surrounds the loop: checkpoints, metrics, progress, stop requests.
 """
 
 import copy
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from widenet_jax.optim.build import averaged, is_frozen, restarted
 from widenet_jax.run import summary
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.session import (
+    CallbackError,
     OnEvaluation,
     Session,
     attention_of,
@@ -201,17 +203,17 @@ def run(
                     if last:
                         break
             session.checkpoints.wait()
-        except (StopRequestedError, BadExampleError) as ending:
+        except (StopRequestedError, BadExampleError, CallbackError) as ending:
             requested = isinstance(ending, StopRequestedError)
-            # A bad example ends one host alone, which cannot save without the others.
+            # These errors end one host alone, which cannot save without the others.
             if step > start_step and (requested or jax.process_count() == 1):
                 session.check_numbers(state, *unchecked)
                 session.save(state, step, evaluation_due=evaluation_due)
                 session.checkpoints.wait()
                 session.note(f"saved after step {step:,}")
-            if not requested:
-                raise
-            raise stop.stopped(step) from None
+            if requested:
+                raise stop.stopped(step) from None
+            raise (ending.__cause__ or ending) from None
 
         # Result
         beat("writing the result")
@@ -249,7 +251,8 @@ def train(
         `data.contract.Source`. An index gives the same example at every read.
       eval_data: the evaluation examples, as `data`.
       fields: of the config, by name: {"duration": "2 epochs"}.
-      on_evaluation: called with step and metrics after each evaluation, on the first host.
+      on_evaluation: called with step and metrics after each evaluation, on the first host. What it
+        raises ends the run, whose state is saved first; a resumed run evaluates and calls it again.
       extend: as of `run`.
 
     Returns: what `result.json` holds.
@@ -263,6 +266,16 @@ def train(
     config, splits = set_fields(config, flags, workdir=os.fspath(workdir)), None
     if (data is None) != (eval_data is None):
         raise BadInputError("give both data and eval_data, or neither")
+    for name, one in {"data": data, "eval_data": eval_data}.items():
+        if one is not None and not (hasattr(one, "__len__") and hasattr(one, "__getitem__")):
+            raise BadInputError(
+                f"{name} is {type(one).__name__}, without __len__ and __getitem__; give a list, "
+                f"such as list({name})"
+            )
+    try:
+        inspect.signature(on_evaluation).bind(0, {})
+    except (TypeError, ValueError) as error:
+        raise BadInputError(f"on_evaluation takes a step and metrics: {error}") from None
     if data is not None:
         config.data.update(source=PYTHON, path="")
         splits = data, eval_data

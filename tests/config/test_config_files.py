@@ -1,10 +1,12 @@
 """Configs from files: what a file may import, and what its fields may hold."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from ml_collections import ConfigDict
 
+from widenet_jax.config import imports
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
@@ -40,6 +42,18 @@ def test_the_defaults_beside_a_config_come_first(tmp_path):
     (tmp_path / "defaults.py").write_text(defaults.replace('"keep": (2,', '"keep": (5,'))
     assert load_config(str(tmp_path / "mine.py")).checkpoint.keep == 5
     assert load_config(str(ROOT / "configs" / "digits.py")).checkpoint.keep == 2
+
+
+def test_a_registering_file_finds_configs_as_it_did_when_it_was_the_config(tmp_path):
+    """Commands that open its run import it by itself; they start without this project's folder."""
+    (tmp_path / "mine.py").write_text("from configs import defaults, own\nFOUND = own.VALUE\n")
+    (tmp_path / "own.py").write_text("VALUE = 5\n")
+    before = sys.modules.get("configs")
+    imports.import_once(str(tmp_path / "mine.py"), "--import=mine.py")
+    assert sys.modules["imported_mine"].FOUND == 5 and sys.modules.get("configs") is before
+    (tmp_path / "mine.py").write_text("x = missing")
+    with pytest.raises(BadInputError, match=r"^runs/a needs mine.py: .*, line 1: NameError"):
+        imports.import_once(str(tmp_path / "mine.py"), "runs/a needs mine.py")
 
 
 def test_configs_of_this_project_are_found_by_name(tmp_path, monkeypatch):

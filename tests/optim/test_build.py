@@ -9,7 +9,7 @@ import pytest
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
-from widenet_jax.optim.build import build_optimizer
+from widenet_jax.optim.build import OPTIMIZERS, build_optimizer, decay_mask
 
 PARAMS = {
     "moe": {"experts": {"wi": {"kernel": jnp.arange(1.0, 13).reshape(2, 2, 3)}}},
@@ -182,3 +182,20 @@ def test_a_field_that_a_config_lacks():
     del fields["momentum"]
     with pytest.raises(BadInputError, match=r"config\.optimizer\.momentum is missing; set it in"):
         build(fields)
+
+
+def test_an_optimizer_of_the_users(monkeypatch: pytest.MonkeyPatch):
+    """Lion's first update is -0.1 sign(gradient), and -0.1 0.5 p more where weights decay."""
+
+    def lion(section, schedule, exclude):
+        mask = decay_mask(exclude.decay)
+        return optax.lion(schedule, weight_decay=section["weight_decay"], mask=mask)
+
+    monkeypatch.setitem(OPTIMIZERS, "lion", lion)
+    tx, _ = build(section("lion", weight_decay=0.5, exclude_norm_and_bias=True))
+    found = train(tx, [jax.tree.map(jnp.ones_like, PARAMS)])
+    np.testing.assert_allclose(found["head"]["kernel"], [[1 - 0.1 - 0.05, -2 - 0.1 + 0.1]], 1e-6)
+    np.testing.assert_allclose(found["norm"]["scale"], [0.9, 1.9], 1e-6)
+    monkeypatch.setitem(OPTIMIZERS, "lion", lambda *_: None)
+    with pytest.raises(BadInputError, match="name=lion: its function returns NoneType; return an"):
+        build(section("lion"))

@@ -10,13 +10,18 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from widenet_jax.config.imports import import_remembered, place_of, registers_parts, remember
+from widenet_jax.config.imports import (
+    CONFIGS,
+    find_configs_beside,
+    forget_configs,
+    import_remembered,
+    place_of,
+    registers_parts,
+    remember,
+)
 from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.files import absolute, parse_json
 
-PACKAGE = Path(__file__).parents[1]
-# This project's: within an installed package, or beside the package in a checkout.
-CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").exists() else PACKAGE.parent / "configs"
 # Files of configs/ without a get_config() of an experiment.
 NO_EXPERIMENTS = {"defaults.py", "sizes.py", "variants.py"}
 
@@ -99,25 +104,12 @@ def from_json(value: Any) -> Any:
 
 
 def import_file(path: str) -> ModuleType:
-    """Imports a config file as a module.
-
-    In it, `from configs import defaults` finds the defaults.py beside the file, or else the one in
-    the `configs` folder of this project, from whichever directory the command was started.
-    """
-    forget_configs()  # of a file that was imported before, perhaps from another folder
-    package = ModuleType("configs")
-    package.__path__ = [str(Path(path).resolve().parent), str(CONFIGS)]
-    sys.modules["configs"] = package
+    """Imports a config file as a module; `configs` is as `find_configs_beside` makes it."""
+    find_configs_beside(path)
     spec = importlib.util.spec_from_file_location("config", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def forget_configs() -> dict[str, ModuleType]:
-    """Removes all modules of `configs` from `sys.modules` and returns them."""
-    names = [name for name in sys.modules if name.split(".")[0] == "configs"]
-    return {name: sys.modules.pop(name) for name in names}
 
 
 @cache

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -18,6 +19,9 @@ from ml_collections import ConfigDict
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import file_sha256
 
+PACKAGE = Path(__file__).parents[1]
+# This project's: within an installed package, or beside the package in a checkout.
+CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").exists() else PACKAGE.parent / "configs"
 # Modules without a table that a file could add to.
 PLAIN = ("widenet_jax.errors", "widenet_jax.config", "widenet_jax.papers")
 IMPORTED: dict[str, str] = {}  # in this process: absolute path -> SHA-256
@@ -31,30 +35,57 @@ def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
       BadInputError: a file is missing, or its code fails.
     """
     for path in paths:
-        import_once(path, flag)
+        import_once(path, f"{flag}={path}")
         NAMED[Path(path).name] = str(Path(path).expanduser().resolve())
 
 
-def import_once(path: str, flag: str) -> None:
+def find_configs_beside(path: str | Path) -> dict[str, ModuleType]:
+    """Makes `from configs import NAME` find NAME.py beside a file, or else this project's.
+
+    It does so from whichever directory the command was started. Returns the modules of `configs` so
+    far, which are forgotten: they may be from another folder.
+    """
+    before = forget_configs()
+    package = ModuleType("configs")
+    package.__path__ = [str(Path(path).resolve().parent), str(CONFIGS)]
+    sys.modules["configs"] = package
+    return before
+
+
+def forget_configs() -> dict[str, ModuleType]:
+    """Removes all modules of `configs` from `sys.modules` and returns them."""
+    names = [name for name in sys.modules if name.split(".")[0] == "configs"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def import_once(path: str, named_by: str) -> None:
     """Imports a file; not again where this process has imported it unchanged.
+
+    Args:
+      path: of the file.
+      named_by: begins messages, such as "--import=mine.py".
 
     Raises:
       BadInputError: a file is missing, or its code fails.
     """
     file = Path(path).expanduser().resolve()
     if not (file.suffix == ".py" and file.is_file()):
-        raise BadInputError(f"{flag}={path}: there is no Python file {str(file)!r}")
+        raise BadInputError(f"{named_by}: there is no Python file {str(file)!r}")
     digest = file_sha256(file)
     if IMPORTED.get(str(file)) == digest:
         return
     name = f"imported_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    before = find_configs_beside(file)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise BadInputError(f"{flag}={path}: {place_of(error, str(file))}") from error
+        raise BadInputError(f"{named_by}: {place_of(error, str(file))}") from error
+    finally:
+        forget_configs()
+        sys.modules.update(before)
     import cloudpickle  # Grain's
 
     cloudpickle.register_pickle_by_value(module)  # worker processes do not import the file
@@ -95,7 +126,7 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
                 f"{place} needs {path}, which registered parts of its model or task and {problem}; "
                 f"to use the file as it is now, add {advice}"
             )
-        import_once(path, "--import")
+        import_once(path, f"{place} needs {path}")
 
 
 def registers_parts(source: str) -> bool:

@@ -86,7 +86,13 @@ def build_optimizer(
     exclude = _exclusions(optimizer, params_or_shapes)
     norm = optimizer["grad_clip_norm"]
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
-    tx = optax.chain(clip, make(optimizer, schedule, exclude))
+    made = make(optimizer, schedule, exclude)
+    if not (hasattr(made, "init") and hasattr(made, "update")):
+        raise BadInputError(
+            f"{WHERE}.name={optimizer['name']}: its function returns {type(made).__name__}; return "
+            "an optax.GradientTransformation"
+        )
+    tx = optax.chain(clip, made)
     factors = partial(update_factors, section=optimizer, depth=depth, places=places)
     return _of_parts(optimizer, tx, factors, params_or_shapes), schedule
 
@@ -124,7 +130,7 @@ def _of_parts(
     return with_average(tx, section["ema_decay"]) if section["ema_decay"] else tx
 
 
-def _decay_mask(exclude: param_names.PathPredicate) -> Callable[[PyTree], PyTree]:
+def decay_mask(exclude: param_names.PathPredicate) -> Callable[[PyTree], PyTree]:
     """Returns a mask for optax: a function from parameters to booleans, True where they decay."""
     return lambda params: param_names.map_with_path(lambda path, _: not exclude(path), params)
 
@@ -144,14 +150,14 @@ def _lamb(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Tr
 
 
 def _adamw(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
-    return optax.adamw(schedule, **_adam_numbers(section), mask=_decay_mask(exclude.decay))
+    return optax.adamw(schedule, **_adam_numbers(section), mask=decay_mask(exclude.decay))
 
 
 def _sgd(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
     """Builds SGD: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v."""
     momentum = section["momentum"]
     return optax.chain(
-        optax.add_decayed_weights(section["weight_decay"], mask=_decay_mask(exclude.decay)),
+        optax.add_decayed_weights(section["weight_decay"], mask=decay_mask(exclude.decay)),
         optax.trace(decay=momentum) if momentum else optax.identity(),
         optax.scale_by_learning_rate(schedule),
     )
@@ -169,6 +175,9 @@ def _muon(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Tr
     )
 
 
+# Name -> f(section, schedule, exclude), an optax transformation from gradients to what is added to
+# the parameters: `section` is config.optimizer, whose fields stand in configs/defaults.py; the
+# learning rate as a function of the step, its sign and the weight decay (`decay_mask`) are f's.
 OPTIMIZERS: dict[str, Callable] = {"lamb": _lamb, "sgd": _sgd, "adamw": _adamw, "muon": _muon}
 
 

@@ -55,6 +55,10 @@ ADVICE = (
 OnEvaluation = Callable[[int, Mapping[str, Any]], object]
 
 
+class CallbackError(Exception):
+    """Carries what `on_evaluation` raised to the place where the run saves its state."""
+
+
 class Session:
     """One start of a run in its workdir, locked until `stack` closes.
 
@@ -174,8 +178,12 @@ class Session:
     def record_evaluation(self, state: TrainState, step: int, metrics: Mapping[str, Any]) -> None:
         """Writes an evaluation's metrics and keeps the state if it is the best so far.
 
+        `on_evaluation` is called before: what it raises leaves an evaluation that a resumed run
+        repeats, and not one that is recorded twice.
+
         Raises:
           RunFailedError: a metric is not finite, or the workdir is gone.
+          CallbackError: `on_evaluation` raised an error.
         """
         self.check_kept()
         primary_metric = self.experiment.task.primary_metric.name
@@ -186,14 +194,17 @@ class Session:
                     f"evaluation {name.replace('_', ' ')} is {value} after step {step}; earlier "
                     f"checkpoints are kept. {ADVICE}"
                 )
+        if self.main_host:
+            try:
+                self.on_evaluation(step, metrics)
+            except Exception as error:
+                raise CallbackError from error
         self.checkpoints.save_best(state, step=step, value=scalars[primary_metric])
         self.writer.write(step, "eval", metrics)
         shown = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in scalars.items()
                  if isinstance(value, float)]  # fmt: skip
         self.note(f"step {step:,}: evaluation {', '.join(shown)}")
         self.writer.flush()
-        if self.main_host:
-            self.on_evaluation(step, metrics)
 
     def is_over(self, step: int) -> bool:
         """Returns whether a run that has evaluated as far as `step` ends there.
@@ -286,7 +297,7 @@ def errors_in_one_line(workdir: epath.Path, stop: Stop) -> Iterator[None]:
         raise stop.stopped(0) from None
     except BadExampleError as error:
         raise BadInputError(
-            f"{error}, or skip such examples: --config.data.on_bad_example=skip (up to a share of "
+            f"{error}; or skip such examples: --config.data.on_bad_example=skip (up to a share of "
             "config.data.max_bad_fraction; a few of a small set)"
         ) from None
     except (CannotWriteError, FileNotFoundError) as error:

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,8 @@ from reference import moe_group
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.moe.dispatch import DISPATCHERS
 from widenet_jax.nn.moe.layer import MoeLayer
+from widenet_jax.nn.moe.routers import ROUTERS
+from widenet_jax.typing import Routing
 
 D, F, T, GROUPS = 3, 4, 6, 8
 CASES = [(E, K) for E in range(1, 9) for K in range(1, min(4, E) + 1)]  # 26, of 8 groups each
@@ -277,3 +280,48 @@ def test_dropout_after_the_sum_takes_the_place_of_that_after_each_output():
     y = apply(layer, params, x, train=True, rngs={"dropout": jax.random.key(0)}).y
     np.testing.assert_allclose(np.unique(y), [0, 2.5])
     np.testing.assert_allclose((y > 0).mean(), 0.5 * 0.8, atol=0.04)
+
+
+class Even(nn.Module):
+    """A user's router, that sends every token to expert 0; its arrays are changed by `wrong`."""
+
+    num_experts: int
+    num_selected_experts: int
+    kernel_init: str
+    wrong: tuple = ()
+
+    def __call__(self, x, mask, *, key, train):
+        probs = jnp.full((*mask.shape, self.num_experts), 1 / self.num_experts)
+        chosen = (*mask.shape, self.num_selected_experts)
+        arrays = {"expert_index": jnp.zeros(chosen, int), "gate": jnp.ones(chosen)}
+        arrays |= {"router_probs": probs, "router_logits": probs} | dict(self.wrong)
+        return Routing(**arrays) if arrays["gate"] is not None else None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (("gate", jnp.ones((1, 4))), r"gate is \[1, 4\]; must be \[G, S, K\], here \[1, 4, 2\]"),
+        (
+            ("router_probs", jnp.ones((1, 4, 2))),
+            r"router_probs is .* \[G, S, E\], here \[1, 4, 3\]",
+        ),
+        (("expert_index", jnp.ones((1, 4, 2))), "expert_index is float32; must be int32"),
+        (("gate", None), "returns NoneType; return a Routing"),
+    ],
+)
+def test_a_router_of_the_users_is_checked(wrong, words, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ROUTERS, "even", Even)
+    model = layer(3, 2, router={"name": "even", "wrong": (wrong,)})
+    with pytest.raises(BadInputError, match=f"router even:? {words}"):
+        init(model, jnp.ones((2, 2, D)))
+
+
+def test_an_expert_that_does_not_exist_drops_its_tokens(monkeypatch: pytest.MonkeyPatch):
+    """Indices that begin at 1: of 3 experts the last is number 3; all choices count as dropped."""
+    monkeypatch.setitem(ROUTERS, "even", Even)
+    wrong = ("expert_index", jnp.full((1, 4, 1), 3))
+    model = layer(3, 1, router={"name": "even", "wrong": (wrong,)}, capacity_rule="unlimited")
+    x = jnp.ones((2, 2, D))
+    out = apply(model, init(model, x), x, train=False)
+    assert out.aux["sums"]["dropped"] == 4 and out.aux["sums"]["load"].tolist() == [0, 0, 0]

@@ -36,12 +36,13 @@ def test_images_of_every_kind(tmp_path):
     Image.fromarray(np.stack([GREY] * 3, -1)).save(file, "PNG", exif=exif)
     (tmp_path / "a.png").write_bytes(file.getvalue())
     picture = Image.open(tmp_path / "a.png")
-    kinds = [GREY, GREY[..., None], np.stack([GREY] * 3, -1), tmp_path / "a.png", file.getvalue()]
-    found = split(*((image, k % 2) for k, image in enumerate([*kinds, picture])))
-    first, second, third, path, data, pillow = (found[i]["image"] for i in range(6))
-    np.testing.assert_array_equal(first, GREY[..., None])
-    np.testing.assert_array_equal(second, first)
-    np.testing.assert_array_equal(third[..., :1], first)
+    grey = split((GREY, 0), (GREY[..., None], 1))
+    for i in range(2):
+        np.testing.assert_array_equal(grey[i]["image"], GREY[..., None])
+    kinds = [np.stack([GREY] * 3, -1), tmp_path / "a.png", file.getvalue(), picture]
+    found = split(*((image, k % 2) for k, image in enumerate(kinds)))
+    array, path, data, pillow = (found[i]["image"] for i in range(4))
+    np.testing.assert_array_equal(array[..., 0], GREY)
     assert path == data == file.getvalue()
     np.testing.assert_array_equal(pillow[..., 0], np.rot90(GREY, -1))
 
@@ -59,11 +60,13 @@ def test_labels_are_names_or_numbers():
 @pytest.mark.parametrize(
     ("examples", "answer"),
     [
-        ([(GREY, 0, 1)], r"data\[0\] is no pair \(image, label\)"),
-        ([(GREY, [0])], r"data\[0\] is no pair"),
-        ([(GREY, -1)], "labels are names of classes, or numbers from 0 on"),
-        ([(GREY, 0), (GREY, "cat")], "labels are names of classes, or numbers from 0 on"),
-        ([], "labels are names of classes, or numbers from 0 on"),
+        ([(GREY, 0, 1)], r"data\[0\] is no pair \(image, label\)$"),
+        ([{"image": GREY, "label": 0}], r"data\[0\] is no pair \(image, label\)$"),
+        ([(GREY, [0])], r"data\[0\]: its label is list \[\]; give a class's name or number"),
+        ([(GREY, np.eye(2)[0])], r"data\[0\]: its label is ndarray \[2\]; give a class's"),
+        ([(GREY, 0), (GREY, -1)], r"data\[1\] has the label -1; labels are all names"),
+        ([(GREY, 0), (GREY, "cat")], r"data\[1\] has the label 'cat'; .* or all whole numbers"),
+        ([], "data: has no example"),
         ([(GREY.astype(float), 0)], r"data\[0\]: an image is an array float64 \[8, 8, 1\]"),
         ([("nowhere.jpg", 0)], r"data\[0\]: nowhere.jpg: No such file"),
     ],
@@ -71,6 +74,24 @@ def test_labels_are_names_or_numbers():
 def test_mistakes_name_the_example(examples, answer):
     with pytest.raises(BadInputError, match=answer):
         split(*examples)[0]
+
+
+def test_all_images_have_as_many_channels():
+    """Else the model that was built for the first one fails at another, in the middle of a run."""
+    colours = np.stack([GREY] * 3, -1)
+    words = r"\[1\]: an image with 3 channels, and data\[0\] has 1"
+    with pytest.raises(BadInputError, match=f"data{words}"):
+        split((GREY, 0), (colours, 1))[1]
+    with pytest.raises(BadInputError, match=f"eval_data{words}"):
+        splits_of([(GREY, 0)], [(GREY, 0), (colours, 0)], SOURCE, {})[1][1]
+    with pytest.raises(BadInputError, match=r"data\[1\]: an image with 1 channels"):
+        split(("a.jpg", 0), (GREY, 0))[1]
+
+
+def test_two_arrays_are_no_pairs():
+    arrays = np.stack([GREY, GREY, GREY]), np.zeros(3, int)
+    with pytest.raises(BadInputError, match=r"for two arrays give data=list\(zip\(images, labels"):
+        splits_of(arrays, arrays, SOURCE, {})
 
 
 def test_another_class_than_those_of_the_training_split():

@@ -169,17 +169,37 @@ class MoeLayer(nn.Module):
         key = self.make_rng("router") if train and self.has_rng("router") else None
         # In float32, whatever `dtype`: rounding would move tokens between experts.
         routing = router(x.astype(jnp.float32), mask, key=key, train=train)
+        self.check_routing(routing, mask.shape)
         losses, loss = balance_losses(routing, mask, self.losses)
         limit = self.limit(mask.sum(axis=1, dtype=jnp.int32), train=train)
         limit = jnp.minimum(limit, capacity)
         if self.mixes:
             routing = assign_by_experts(routing, mask, capacity=capacity, limit=limit)
-            lost = {"no_expert": tokens_without_expert(routing, mask)}
+            lost = {"no_expert": tokens_without_expert(routing, mask), "dropped": jnp.int32(0)}
         else:
             slots = {"capacity": capacity, "limit": limit, "priority": self.priority}
             routing, lost = assign_slots(routing, mask, **slots), {}
         sums = routing_statistics(routing, mask, capacity) | lost
         return routing, {"loss": loss, "losses": losses, "sums": sums}
+
+    def check_routing(self, routing: object, groups: tuple[int, int]) -> None:
+        """Raises BadInputError where a router, perhaps a user's own, returns other arrays."""
+        where = f"router {self.router['name']}"
+        if not isinstance(routing, Routing):
+            raise BadInputError(f"{where} returns {type(routing).__name__}; return a Routing")
+        sizes = {"K": self.num_selected_experts, "E": self.num_experts}
+        names = {"expert_index": "K", "gate": "K", "router_probs": "E", "router_logits": "E"}
+        for name, last in names.items():
+            array, shape = getattr(routing, name), (*groups, sizes[last])
+            if jnp.shape(array) != shape:
+                raise BadInputError(
+                    f"{where}: {name} is {list(jnp.shape(array))}; must be [G, S, {last}], here "
+                    f"{list(shape)}"
+                )
+        if not jnp.issubdtype(routing.expert_index.dtype, jnp.integer):
+            raise BadInputError(
+                f"{where}: expert_index is {routing.expert_index.dtype}; must be int32"
+            )
 
     def forward_flops(self, B: int, T: int, D: int) -> int:
         """Returns the FLOPs of a token's K and shared experts, without router and dispatch."""

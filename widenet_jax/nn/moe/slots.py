@@ -115,6 +115,7 @@ def assign_slots(
     choices = (choices & mask[..., None, None]).astype(jnp.int32)
     position = place(choices, routing.gate)  # position_in_expert [G, S, K]
     kept = (position < limit[:, None, None]) & mask[..., None]
+    kept &= routing.expert_index < routing.router_probs.shape[-1]  # an own router's may be wrong
     return routing.replace(slot=jnp.where(kept, position, capacity).astype(jnp.int32))
 
 
@@ -186,9 +187,7 @@ def routing_statistics(routing: Routing, mask: Array, capacity: int) -> Aux:
     statistics = {
         "load": choice_counts(routing, mask).sum(axis=0),
         "importance": (choices * routing.gate[..., None]).sum(axis=(0, 1, 2)),
-        "dropped": (
-            (routing.slot == capacity) & (routing.expert_index < probs.shape[-1]) & mask[..., None]
-        ).sum(dtype=jnp.int32),
+        "dropped": ((routing.slot == capacity) & mask[..., None]).sum(dtype=jnp.int32),
         "entropy": (entropy * mask).sum(),
         "tokens": mask.sum(dtype=jnp.int32),
     }

@@ -19,18 +19,22 @@ class Objects(LabelledImages):
     [H, W]. A label is a class's name or number.
     """
 
-    def __init__(self, name: str, examples: Any, class_names: Sequence[Any], *, upright: bool):
+    def __init__(
+        self, name: str, examples: Any, class_names: Sequence[Any], *, channels: int, upright: bool
+    ):
         """Checks the class names.
 
         Args:
           name: of the argument that the user gave, for messages.
           examples: with a length, readable by index from several threads.
           class_names: of the labels, in their order.
+          channels: that each array must have.
           upright: whether images of Pillow are turned as their EXIF says.
         """
         self.class_names = tuple(map(str, class_names))
         check_class_names(self.class_names, f"{name}.classes")
         self._name, self._examples, self._upright = name, examples, upright
+        self._channels = channels
         self._numbers = {name: k for k, name in enumerate(class_names)}
         self._numbers |= {k: k for k in range(len(class_names))}
 
@@ -57,21 +61,40 @@ class Objects(LabelledImages):
                 return read_regular(image)
             if hasattr(image, "convert"):  # Pillow's
                 return read_pillow(image, self._upright)
-            return image if isinstance(image, bytes) else checked_pixels(image)
+            if isinstance(image, bytes):
+                return image
+            pixels = checked_pixels(image)
+            if pixels.shape[2] != self._channels:
+                raise BadInputError(
+                    f"an image with {pixels.shape[2]} channels, and data[0] has {self._channels}; "
+                    "give all images as many (files and images of Pillow have 3)"
+                )
+            return pixels
         except OSError as error:
-            raise BadExampleError(f"{self.describe(index)}: {image}: {error.strerror}") from None
+            raise BadExampleError(
+                f"{self.describe(index)}: {image}: {error.strerror}; name a file"
+            ) from None
         except BadInputError as error:
             raise type(error)(f"{self.describe(index)}: {error}") from None
 
 
 def pair_at(examples: Any, index: int, name: str) -> tuple[Any, Any]:
     """Returns image and label of an example; raises BadInputError where it is no such pair."""
+    example = examples[index]
     try:
-        image, label = examples[index]
+        image, label = () if isinstance(example, Mapping) else example
+    except (TypeError, ValueError):
+        whole = index == 0 and isinstance(examples, tuple) and len(examples) == 2
+        hint = f"; for two arrays give {name}=list(zip(images, labels))" if whole else ""
+        raise BadInputError(f"{name}[{index}] is no pair (image, label){hint}") from None
+    try:
         label = label.item() if hasattr(label, "item") else label  # of NumPy, JAX or PyTorch
         hash(label)
     except (TypeError, ValueError):
-        raise BadInputError(f"{name}[{index}] is no pair (image, label)") from None
+        raise BadInputError(
+            f"{name}[{index}]: its label is {type(label).__name__} "
+            f"{list(getattr(label, 'shape', ()))}; give a class's name or number"
+        ) from None
     return image, label
 
 
@@ -81,13 +104,23 @@ def splits_of(
     """Returns both splits; see `specs.TaskSpec`.
 
     The classes are `train.classes`, as of torchvision's datasets. Without it all training labels
-    are read once: names are sorted, numbers are 0 to the largest.
+    are read once: names are sorted, numbers are 0 to the largest. All arrays have the channels of
+    the first training image, as files and images of Pillow have three.
     """
     names = getattr(train, "classes", None) or classes_of(train)
-    upright = config.augment.exif_orientation
-    splits = {"data": train, "eval_data": evaluation}
-    first, second = (Objects(*one, names, upright=upright) for one in splits.items())
-    return first, second
+    how = {"channels": channels_of(train), "upright": config.augment.exif_orientation}
+    return Objects("data", train, names, **how), Objects("eval_data", evaluation, names, **how)
+
+
+def channels_of(examples: Any) -> int:
+    """Returns the channels of the first image: files and images of Pillow become RGB."""
+    image = pair_at(examples, 0, "data")[0] if len(examples) else ""
+    if isinstance(image, str | bytes | os.PathLike) or hasattr(image, "convert"):
+        return 3
+    try:
+        return checked_pixels(image).shape[2]
+    except BadInputError as error:
+        raise BadInputError(f"data[0]: {error}") from None
 
 
 def classes_of(examples: Any) -> list[Any]:
@@ -96,9 +129,15 @@ def classes_of(examples: Any) -> list[Any]:
     Raises:
       BadInputError: labels are neither names nor numbers from 0 on.
     """
-    labels = {pair_at(examples, index, "data")[1] for index in range(len(examples))}
-    if labels and all(isinstance(label, str) for label in labels):
-        return sorted(labels)
-    if not labels or not all(isinstance(label, int) and label >= 0 for label in labels):
-        raise BadInputError("data: labels are names of classes, or numbers from 0 on")
+    if not len(examples):
+        raise BadInputError("data: has no example")
+    labels = [pair_at(examples, index, "data")[1] for index in range(len(examples))]
+    if all(isinstance(label, str) for label in labels):
+        return sorted(set(labels))
+    for index, label in enumerate(labels):
+        if not isinstance(label, int) or label < 0:
+            raise BadInputError(
+                f"data[{index}] has the label {label!r}; labels are all names of classes, or all "
+                "whole numbers from 0 on"
+            )
     return list(range(max(labels) + 1))
