@@ -312,6 +312,11 @@ def test_options_write_loops():
         ({"counts": {"train": "grow"}}, "counts.train=grow needs the same weights"),
         ({"counts": {"train": "grow"}, "tie": TIED, "core": ((2, 1),)}, "no group of the core"),
         ({"counts": {"train": "poisson"}, "tie": TIED, "condition": "index"}, "knows 2 loops"),
+        (
+            {"routing": "first", "tie": TIED | {"router": "none"}},
+            "routing=first uses the first loop's router alone; set .*tie.router=loops",
+        ),
+        ({"core": ((2, 2000),)}, r"both from 1 to 1024"),
         ({"counts": {"train": "all"}}, "counts.train='all' is unknown"),
         ({"counts": {"max": 3}}, "loop.counts.max is unknown"),
         ({"condition": "index"}, "condition=index needs config.model.loop.tie.norms=loops or core"),

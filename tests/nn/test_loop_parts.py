@@ -24,6 +24,15 @@ def noisy(params: dict) -> dict:
     )
 
 
+def test_an_injection_keeps_the_states_scale():
+    """W [s; e] of unit states: 2 D terms of variance 2 / (5 D) are 0.8, at any depth."""
+    loop = {"prelude": 1, "core": ((1, 30),), "tie": TIED, "inject": "linear"}
+    model = blocks(loop, ffn="mlp", kernel_init="pre_norm")
+    params = compiled.initial(model, jnp.ones((1, 2, 64)))
+    W = params["core_0_start"]["inject"]["kernel"]
+    np.testing.assert_allclose(2 * 64 * np.var(W), 0.8, rtol=0.05)
+
+
 def test_a_sandwich_of_root_mean_square_norms():
     """x = n2(x + A(n1 x)), x = n4(x + F(n3 x)), then the last norm; each a scale alone."""
     model = blocks({"core": ((1, 1),)}, ffn="mlp", norm="rms", norm_position="sandwich")

@@ -118,10 +118,14 @@ class BlockSettings(nn.Module):
             )
         self.check_routing(loop)
         self.check_alike(loop)
-        if loop.exits and not (self.exits and self.unroll and self.remat == "none"):
+        if loop.exits and not self.exits:
             raise BadInputError(
-                f"{SECTION}.exit needs a language model without a memory, "
-                "config.model.unroll=true and config.model.remat=none"
+                f"{SECTION}.exit needs a language model without a memory "
+                "(config.model.attention.name=full)"
+            )
+        if loop.exits and not (self.unroll and self.remat == "none"):
+            raise BadInputError(
+                f"{SECTION}.exit needs config.model.unroll=true and config.model.remat=none"
             )
         if loop.exits and self.routing_groups:
             raise BadInputError(f"{SECTION}.exit needs config.model.routing_groups=0")

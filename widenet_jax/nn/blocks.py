@@ -207,7 +207,7 @@ class Blocks(BlockSettings):
 
         scope = f"{dict(step.scopes)[part]}_condition"
         loop, dtype = Loop.of(self.loop), DTYPES[self.dtype]
-        init = KernelInit(self.kernel_init, self.depth)
+        init = KernelInit(self.kernel_init)
         fields = (step.loops, loop.condition == "index_state", init, dtype)
         build = lambda name: Condition(*fields, parent=self, name=name)  # noqa: E731
         return parts.get(scope, build)(y, number)
@@ -232,8 +232,7 @@ class Blocks(BlockSettings):
 
         loop, dtype = Loop.of(self.loop), DTYPES[self.dtype]
         loops = loop.core[group][1] if loop.embed else 0
-        init = KernelInit(self.kernel_init, self.depth)
-        return LoopStart(loop.inject, loops, init, dtype, parent=self, name=name)
+        return LoopStart(loop.inject, loops, dtype, parent=self, name=name)
 
     def build(self, part: str, step: Step, scope: str) -> nn.Module:
         """Builds a part of a step under its scope."""

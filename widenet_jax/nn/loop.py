@@ -231,6 +231,11 @@ class Loop:
                 f"{SECTION}.condition={loop.condition} needs {SECTION}.tie.norms=loops or core; "
                 "norms of their own know their loop"
             )
+        if loop.routing == "first" and loop.tie.router == "none":
+            raise BadInputError(
+                f"{SECTION}.routing=first uses the first loop's router alone; set "
+                f"{SECTION}.tie.router=loops"
+            )
         loop.check_counts()
         loop.check_exit()
         return loop
@@ -490,8 +495,8 @@ def groups_of(core: Any) -> tuple[tuple[int | str, int], ...]:
             groups = ()
     if not groups:
         raise BadInputError(
-            f"{SECTION}.core={core!r}: give (layers, loops) of each group, both at least 1, such "
-            'as ((1, 12),), or letters for layers: (("ABCBA", 1),)'
+            f"{SECTION}.core={core!r}: give (layers, loops) of each group, both from 1 to "
+            f'{MOST_STEPS}, such as ((1, 12),), or letters for layers: (("ABCBA", 1),)'
         )
     return groups
 

@@ -1,5 +1,6 @@
 """What a loop has beside its blocks: what enters its state, and norms that know its number."""
 
+import math
 from functools import partial
 
 import flax.linen as nn
@@ -14,15 +15,15 @@ class LoopStart(nn.Module):
     """What enters the state as a loop begins: the state before the core, and the loop's vector.
 
     Attributes:
-      inject: a name in `loop.INJECTIONS`; "linear" has a kernel [2 D, D] without bias.
+      inject: a name in `loop.INJECTIONS`; "linear" has a kernel [2 D, D] without bias, at first
+        N(0, 2 / (5 D)) as in Huginn's code, whatever the blocks have: it replaces the state and is
+        not added to it.
       loops: number of the group's loops, each with a vector that is 0 at first; 0: no vectors.
-      kernel_init: initialiser of the kernel.
       dtype: of the computation.
     """
 
     inject: str
     loops: int
-    kernel_init: KernelInit
     dtype: jnp.dtype
 
     @nn.compact
@@ -32,7 +33,7 @@ class LoopStart(nn.Module):
             x = x + entry
         elif self.inject == "linear":
             both, zeros = jnp.concatenate([x, entry], axis=-1), nn.initializers.zeros
-            init = self.kernel_init.kernel()
+            init = nn.initializers.normal(math.sqrt(2 / (5 * x.shape[-1])))
             x = Dense(x.shape[-1], self.dtype, init, zeros, use_bias=False, name="inject")(both)
         if self.loops:
             vectors = self.param("embedding", nn.initializers.zeros, (self.loops, x.shape[-1]))

@@ -158,6 +158,8 @@ def test_one_plan():
     assert rows["collectives, in addition"].strip() == "7.4 ms for 1,225 MB per device"
     assert rows["run"].strip() == "93,835 steps: 5.7 hours, 61.2 core-days"
     assert "cost" not in rows and "dispatch" not in rows
+    small = plan_rows(FITS | {"hbm_peak_gib": 0.0312, "step_ms": 0.2134, "collective_mb": 0.5})
+    assert "0.0312 of 15.5 GiB" in small and "0.213 ms; " in small and "for 0.5 MB" in small
     methods = {"training": "gather", "evaluation": "ragged"}
     assert "gather in training, ragged in evaluation" in plan_rows(FITS | {"dispatch": methods})
     assert "1,234.50" in plan_rows(FITS | {"cost": 1234.5})

@@ -17,9 +17,14 @@ PAPER_VARIANTS = (
 )
 
 
+def digits(value: float, decimals: int = 1) -> str:
+    """Formats a number with these decimals, and below 1 with three digits."""
+    return f"{value:,.{decimals}f}" if value >= 1 else f"{value:.3g}"
+
+
 def plan_rows(plan: Mapping[str, Any]) -> str:
     """Formats one plan."""
-    memory = f"{plan['hbm_peak_gib']:.1f} of {plan['hbm_limit_gib']:.1f} GiB: "
+    memory = f"{digits(plan['hbm_peak_gib'])} of {plan['hbm_limit_gib']:.1f} GiB: "
     memory += "fits" if plan["fits"] else "does not fit"
     if plan["carry_gib"]:
         memory += f"; {plan['carry_gib']:.2f} GiB of it are carried from step to step"
@@ -37,15 +42,16 @@ def plan_rows(plan: Mapping[str, Any]) -> str:
     if plan["step_ms"] is not None:
         share = plan["scheduled_share"]
         low, high = plan["step_ms_range"]
-        priced = f"{low:.1f} to {high:.1f} by calibration, with collectives; "
+        priced = f"{digits(low)} to {digits(high)} by calibration, with collectives; "
         priced += f"{share:.1%} by the compiler's schedules, {1 - share:.1%} by roofline"
-        sent = f"{plan['collective_ms']:.1f} ms for {plan['collective_mb']:,.0f} MB per device"
-        length = f"{plan['hours']:.1f} hours, {plan['core_days']:.1f} core-days"
+        sent = digits(plan["collective_ms"])
+        sent += f" ms for {digits(plan['collective_mb'], 0)} MB per device"
+        length = f"{digits(plan['hours'])} hours, {digits(plan['core_days'])} core-days"
         rows += [
-            ("step", f"{plan['step_ms']:.1f} ms; {priced}"),
+            ("step", f"{digits(plan['step_ms'])} ms; {priced}"),
             ("collectives, in addition", sent),
             (f"{plan['unit']}/s per core", f"{plan['examples_per_second_per_core']:.1f}"),
-            ("MFU", f"{plan['mfu']:.1%} (at 100% a step takes {plan['limit_ms']:.1f} ms)"),
+            ("MFU", f"{plan['mfu']:.1%} (at 100% a step takes {digits(plan['limit_ms'])} ms)"),
             ("run", f"{plan['steps']:,} steps: {length}"),
         ]
     if plan["cost"] is not None:

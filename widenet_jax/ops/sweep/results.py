@@ -32,6 +32,7 @@ class Results:
     Attributes:
       fields: fields that at least one trial sets, the variant first.
       metric: "test_accuracy", or another primary metric of result.json.
+      shown_metric: the same with the split that was evaluated: "valid_accuracy".
       progress: column of the last evaluation of trials that are not done.
       rows: a dict for each trial, the best first and those without a result last: trial, every
         swept field, status, every number and text of result.json (`metric` and params_sha256 among
@@ -47,6 +48,9 @@ class Results:
         self.progress = f"last_eval_{self.primary_metric.name}"
         self.rows = self.best_first([self.row_of(outcome) for outcome in outcomes], self.metric)
         self.done = [row for row in self.rows if row["status"] == Status.DONE]
+        splits = {str(row.get("split", "test")).partition("[")[0] for row in self.done}
+        split = splits.pop() if len(splits) == 1 else "test"
+        self.shown_metric = f"{split}_{self.primary_metric.name}"
 
     def row_of(self, outcome: Outcome) -> dict[str, Any]:
         """Makes the row of a trial."""
@@ -145,7 +149,7 @@ class Results:
             parts.append(f"not among the results yet: {left}; run the same command again to resume")
         parts.append(f"tables and pictures  {self.directory.path}")
         if best := self.best():
-            score = f"{self.metric} {cell(best[self.metric])}"
+            score = f"{self.shown_metric} {cell(best[self.metric])}"
             if "seeds" in best:
                 score = f"mean over seeds {cell(best['mean'])} ({best['seeds']}), this one {score}"
             parts.append(f"best  {best['trial']}, {score}\n  {best['command']}")
@@ -163,7 +167,7 @@ class Results:
         if any(row[self.progress] is not None for row in self.rows):
             columns.append(self.progress)
         rows = [row | {LEVEL: of} for row, of in zip(self.rows, intervals, strict=True)]
-        return table(rows, columns)
+        return table(rows, columns, {self.metric: self.shown_metric})
 
     def write(self) -> None:
         """Writes TABLE and, once a trial is done, PICTURES, the second of swept fields."""
@@ -187,9 +191,10 @@ class Results:
             draw_against(self.done, self.fields, self.metric, axes_file)
 
 
-def table(rows: Sequence[dict], columns: Sequence[str]) -> str:
+def table(rows: Sequence[dict], columns: Sequence[str], shown: Mapping[str, str] = {}) -> str:
     """Lays rows out in columns of equal width below a header; a missing value is left blank."""
-    return text_table([columns, *([cell(row.get(name)) for name in columns] for row in rows)])
+    header = [shown.get(name, name) for name in columns]
+    return text_table([header, *([cell(row.get(name)) for name in columns] for row in rows)])
 
 
 def cell(value: Any) -> str:
