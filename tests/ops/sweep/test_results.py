@@ -75,7 +75,7 @@ def test_means_over_seeds(outcomes, directory):
         outcome.result |= {"unit": "images", "test_images": 20, "split": "val[:50%]"}
     trials, over_seeds = Results(outcomes, directory).report().split("\n\n")[:2]
     assert trials.splitlines()[0].split()[4:6] == ["val_accuracy", "95%"]
-    assert "0.9            0.699 to 0.9721" in trials  # by hand: (0.9960 -+ 0.1627) / 1.1921
+    assert "0.9           0.699 to 0.9721" in trials  # by hand: (0.9960 -+ 0.1627) / 1.1921
     assert over_seeds.splitlines()[1].split()[-1] == "95%"
     assert over_seeds.splitlines()[3].endswith("-0.6706 to 1.871")
 
