@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from messy_photos import picture, saved, unreadable
@@ -95,6 +96,27 @@ def test_npz_joins_files_of_a_split(tmp_path):
     assert read_back(tmp_path / "out", "test")[1] == [(1, photo(5))]
     provenance = json.loads((tmp_path / "out" / "dataset.json").read_text())["provenance"]
     assert provenance == {"converter": "npz", "input": splits}
+
+
+@pytest.mark.parametrize("names", [["cat", "dog"], None])
+def test_npz_of_pixels(tmp_path, names):
+    """They come back to the bit, grey as three equal channels; labels name classes by default."""
+    rng = np.random.default_rng(0)
+    for name, shape in {"a": (2, 5, 4, 3), "b": (1, 6, 4), "c": (1, 6, 4, 1)}.items():
+        pixels = rng.integers(0, 256, shape, np.uint8)
+        more = {"class_names": names} if names else {}
+        np.savez(tmp_path / name, images=pixels, labels=np.arange(shape[0]), **more)
+    splits = [f"--split=train={tmp_path}/a.npz", f"--split=test={tmp_path}/b.npz,{tmp_path}/c.npz"]
+    assert run("npz", *splits, "--out", tmp_path / "out") == 0
+    classes, examples = read_back(tmp_path / "out")
+    assert classes == tuple(names or ["0", "1"])
+    for label, data in examples:
+        found = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+        np.testing.assert_array_equal(found, np.load(tmp_path / "a.npz")["images"][label])
+    for (_, data), name in zip(read_back(tmp_path / "out", "test")[1], "bc", strict=False):
+        found = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+        grey = np.load(tmp_path / f"{name}.npz")["images"].reshape(6, 4)
+        np.testing.assert_array_equal(found, np.stack([grey] * 3, axis=-1))
 
 
 @pytest.mark.parametrize("names", [["cat", "dog", "elk"], None])

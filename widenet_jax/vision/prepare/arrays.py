@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
+import cv2
 import numpy as np
 from numpy.lib import format as npy
 
@@ -23,32 +24,46 @@ IMAGE_ROWS, LABEL_ROWS = 256, 1 << 16  # read at once
 
 
 def read_npz(options: Options) -> Converted:
-    """Reads .npz packs: arrays of encoded images, end to end, and their labels.
+    """Reads .npz files of images and their labels.
 
-    A pack holds `jpeg` (uint8, all files end to end), `offsets` (integers [n + 1]), `labels`
-    (integers [n]) and `class_names` ([classes]); image i is jpeg[offsets[i]:offsets[i + 1]]. Images
-    are streamed, never held together.
+    A file holds `images` (uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3]), which become PNG files,
+    and `labels` (integers [n]), perhaps `class_names` ([classes]); or encoded images: `jpeg` (uint8,
+    all files end to end), `offsets` (integers [n + 1]), `labels` and `class_names`, where image i is
+    jpeg[offsets[i]:offsets[i + 1]]. Encoded images are streamed, never held together.
 
     Raises:
-      BadInputError: a pack is damaged, or holds other arrays.
+      BadInputError: a file is damaged, or holds other arrays.
     """
     files = split_files(options.input)
     names, labels, sizes = {}, {}, {}
     for path in dict.fromkeys(itertools.chain.from_iterable(files.values())):
         with _open_pack(path) as pack:
-            names[path], labels[path], sizes[path] = _tables(pack, path)
+            read = _pixel_tables if "images" in pack.files else _tables
+            names[path], labels[path], sizes[path] = read(pack, path)
             if bad := pack.zip.testzip():
                 raise ValueError(f"Bad CRC-32 for file {bad}")
 
     def examples(paths: Sequence[str]) -> Iterator[tuple[int, bytes]]:
         for path in paths:
-            with _open_pack(path) as pack, _open_images(pack) as (content, _):
-                for label, size in zip(labels[path].tolist(), sizes[path].tolist(), strict=True):
-                    yield label, content.read(size)
+            with _open_pack(path) as pack:
+                if sizes[path] is None:
+                    yield from zip(labels[path].tolist(), map(png, pack["images"]), strict=True)
+                    continue
+                with _open_images(pack) as (content, _):
+                    own = zip(labels[path].tolist(), sizes[path].tolist(), strict=True)
+                    for label, size in own:
+                        yield label, content.read(size)
 
     counts = {split: sum(len(labels[path]) for path in files[split]) for split in files}
     splits = {split: examples(paths) for split, paths in files.items()}
-    return Converted(same_classes(names), splits, counts)
+    highest = max((int(of.max(initial=0)) for of in labels.values()), default=0)
+    return Converted(same_classes(names) or tuple(map(str, range(highest + 1))), splits, counts)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Encodes uint8 [H, W] or [H, W, 1 or 3], red first."""
+    image = pixels if pixels.ndim == 2 else pixels[..., ::-1]  # OpenCV takes blue first
+    return cv2.imencode(".png", np.ascontiguousarray(image))[1].tobytes()
 
 
 @contextlib.contextmanager
@@ -76,10 +91,35 @@ def _open_images(pack: Any) -> Iterator[tuple[IO[bytes], int]]:
         yield content, size
 
 
-def _tables(pack: Any, path: str) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """Returns the class names, the labels [n] and the images' sizes [n] of a pack, checked."""
+def _pixel_tables(pack: Any, path: str) -> tuple[tuple[str, ...], np.ndarray, None]:
+    """Returns the class names, () without, and the labels [n] of a file of `images`, checked."""
+    wanted = ("class_names", "labels") if "class_names" in pack.files else ("labels",)
+    tables, images = _read_tables(pack, path, *wanted), pack["images"]
+    names, labels = tuple(map(str, tables.get("class_names", ()))), tables["labels"]
+    known = (
+        images.dtype == np.uint8 and images.ndim in (3, 4) and images.shape[3:] in ((), (1,), (3,))
+    )
+    if not known:
+        raise BadInputError(
+            f"{path}: images is {images.dtype} {list(images.shape)}; give uint8 [n, H, W], "
+            "[n, H, W, 1] or [n, H, W, 3]"
+        )
+    if len(labels) != len(images):
+        raise BadInputError(f"{path}: {len(images)} images and {len(labels)} labels")
+    check_labels(labels, path, len(names) or MAX_CLASSES)
+    return names, labels, None
+
+
+def _read_tables(pack: Any, path: str, *keys: str) -> dict[str, np.ndarray]:
+    """Returns one-dimensional arrays of a file by name, checked."""
+    if missing := [key for key in keys if key not in pack.files]:
+        raise BadInputError(
+            f"{path}: holds {', '.join(pack.files)}, no {missing[0]}; give images and labels, or "
+            "jpeg, offsets, labels and class_names"
+        )
     tables = {}
-    for key, kinds in {"class_names": "Uiu", "labels": "iu", "offsets": "iu"}.items():
+    for key in keys:
+        kinds = "Uiu" if key == "class_names" else "iu"
         if pack.zip.getinfo(f"{key}.npy").file_size > MAX_TABLE_BYTES:
             raise ValueError(f"{key} is larger than any image set's")
         table = tables[key] = pack[key]
@@ -87,6 +127,12 @@ def _tables(pack: Any, path: str) -> tuple[tuple[str, ...], np.ndarray, np.ndarr
             allowed = "text or integers" if "U" in kinds else "integers"
             found = f"{table.dtype} of shape {table.shape}"
             raise ValueError(f"{key} must be {allowed} [n], not {found}")
+    return tables
+
+
+def _tables(pack: Any, path: str) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """Returns the class names, the labels [n] and the images' sizes [n] of a pack, checked."""
+    tables = _read_tables(pack, path, "class_names", "labels", "offsets")
     with _open_images(pack) as (_, num_bytes):
         pass
     names, labels = tuple(map(str, tables["class_names"].tolist())), tables["labels"]

@@ -39,7 +39,7 @@ def add_commands(commands: Any) -> None:
     add("--label-column", default="label")
     text = "the official cifar-10-binary.tar.gz"
     converter("cifar10_binary", "--input", "archives:read_cifar10_binary", text)
-    text = "packs of jpeg, offsets, labels, class_names"
+    text = "files of images and labels, or packs of jpeg, offsets, labels, class_names"
     converter("npz", "--split", "arrays:read_npz", text)
     text = "prepare a TensorFlow Datasets image set as array_record, or pack it into --out "
     add = converter("tfds", "NAME", "packing:read_tfds", text + "(needs TensorFlow)")
