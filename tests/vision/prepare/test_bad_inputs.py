@@ -43,6 +43,19 @@ def arrays(**changes: np.ndarray) -> Make:
     return lambda folder: make_npz(folder / "a.npz", **changes)
 
 
+def pixels(images: np.ndarray, labels: np.ndarray) -> Make:
+    def make(folder: Path) -> Path:
+        np.savez(folder / "a.npz", images=images, labels=labels)
+        return folder / "a.npz"
+
+    return make
+
+
+def nothing_known(folder: Path) -> Path:
+    np.savez(folder / "a.npz", x_train=np.zeros((2, 4, 4), np.uint8), y_train=np.arange(2))
+    return folder / "a.npz"
+
+
 def with_member(key: str, data: bytes) -> Make:
     """Makes a pack, not deflated, in which one array is replaced by bytes."""
 
@@ -93,6 +106,13 @@ NPZ: dict[str, tuple[Make, str]] = {
     ),
     "a flipped label": (flipped("labels"), "Bad CRC-32.*labels"),
     "a flipped image": (flipped("jpeg"), "Bad CRC-32.*jpeg"),
+    "other names": (nothing_known, "holds x_train, y_train, no class_names; give images and lab"),
+    "pixels of floats": (pixels(np.zeros((2, 4, 4)), np.arange(2)), "images is float64 .2, 4, 4."),
+    "pixels of 4 channels": (pixels(np.zeros((2, 4, 4, 4), np.uint8), np.arange(2)), "4.; give"),
+    "pixels without labels": (pixels(np.zeros((2, 4, 4), np.uint8), np.arange(1)), "2 images and"),
+    "pixels of a negative class": (
+        pixels(np.zeros((2, 4, 4), np.uint8), np.array([0, -1])), "record 1: label -1 has no class"
+    ),
     "a cut pack": (lambda folder: arrays()(folder).read_bytes()[:-100], "damaged, or not"),
 }  # fmt: skip
 

@@ -27,9 +27,10 @@ def read_npz(options: Options) -> Converted:
     """Reads .npz files of images and their labels.
 
     A file holds `images` (uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3]), which become PNG files,
-    and `labels` (integers [n]), perhaps `class_names` ([classes]); or encoded images: `jpeg` (uint8,
-    all files end to end), `offsets` (integers [n + 1]), `labels` and `class_names`, where image i is
-    jpeg[offsets[i]:offsets[i + 1]]. Encoded images are streamed, never held together.
+    and `labels` (integers [n]), perhaps `class_names` ([classes]). Or it is a pack of encoded
+    images: `jpeg` (uint8, all files end to end), `offsets` (integers [n + 1]), `labels` and
+    `class_names`, where image i is jpeg[offsets[i]:offsets[i + 1]]; these are streamed, never held
+    together.
 
     Raises:
       BadInputError: a file is damaged, or holds other arrays.
@@ -96,10 +97,8 @@ def _pixel_tables(pack: Any, path: str) -> tuple[tuple[str, ...], np.ndarray, No
     wanted = ("class_names", "labels") if "class_names" in pack.files else ("labels",)
     tables, images = _read_tables(pack, path, *wanted), pack["images"]
     names, labels = tuple(map(str, tables.get("class_names", ()))), tables["labels"]
-    known = (
-        images.dtype == np.uint8 and images.ndim in (3, 4) and images.shape[3:] in ((), (1,), (3,))
-    )
-    if not known:
+    shapes = images.ndim in (3, 4) and images.shape[3:] in ((), (1,), (3,))
+    if images.dtype != np.uint8 or not shapes:
         raise BadInputError(
             f"{path}: images is {images.dtype} {list(images.shape)}; give uint8 [n, H, W], "
             "[n, H, W, 1] or [n, H, W, 3]"
