@@ -12,7 +12,8 @@ from etils import epath
 from etils.epath.testing import mock_epath
 from fsspec import AbstractFileSystem, config
 
-from widenet_jax.files import absolute, is_gone, write_json
+from widenet_jax.errors import BadInputError
+from widenet_jax.files import absolute, is_gone, readable, write_json
 
 
 class Bucket(AbstractFileSystem):
@@ -30,6 +31,12 @@ def test_listings_of_a_bucket_are_not_kept(monkeypatch: pytest.MonkeyPatch):
     bucket.dircache["bucket/run"] = []
     assert "bucket/run" not in bucket.dircache
     assert bucket.storage_options["timeout"] == 60  # what the user has set stays
+
+
+def test_other_stores_are_refused():
+    for read in (absolute, readable):
+        with pytest.raises(BadInputError, match="hf://bert: neither a local path nor gs://; copy"):
+            read("hf://bert")
 
 
 def test_a_bucket_that_does_not_answer_is_not_gone():

@@ -38,9 +38,10 @@ def absolute(path: str) -> epath.Path:
     """Returns a local path with ~ and relative parts resolved, a remote one as it is.
 
     Raises:
-      BadInputError: the path is on gs://, and gcsfs is not installed.
+      BadInputError: the path is on gs://, and gcsfs is not installed; or it is on another store.
     """
-    if str(path).startswith("gs://"):
+    check_store(path)
+    if is_remote(path):
         require_gcsfs(path)
     return epath.Path(path if is_remote(path) else os.path.abspath(os.path.expanduser(path)))
 
@@ -50,11 +51,18 @@ def readable(path: str) -> epath.Path:
 
     Raises:
       BadInputError: the path is on gs://, and neither gcsfs nor TensorFlow is installed, through
-        which etils reads there.
+        which etils reads there; or it is on another store.
     """
-    if str(path).startswith("gs://") and not find_spec("tensorflow"):
+    check_store(path)
+    if is_remote(path) and not find_spec("tensorflow"):
         require_gcsfs(path)
     return epath.Path(path)
+
+
+def check_store(path: str) -> None:
+    """Raises BadInputError for a remote path that is not on gs://, such as hf:// or s3://."""
+    if is_remote(path) and not str(path).startswith("gs://"):
+        raise BadInputError(f"{path}: neither a local path nor gs://; copy it to this machine")
 
 
 def require_gcsfs(what: str) -> None:
@@ -192,6 +200,14 @@ def read_json(path: epath.Path) -> Any:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BadInputError(f"{path}: {reason}; copy or export it again") from None
+
+
+def read_object(path: epath.Path) -> dict[str, Any]:
+    """Reads a JSON file; raises as `read_json`, also where it holds no object."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise BadInputError(f"{path}: holds no JSON object; copy or export it again")
+    return value
 
 
 def file_sha256(path: epath.PathLike) -> str:

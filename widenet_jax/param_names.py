@@ -133,7 +133,36 @@ def trust_ratio_unit_axes(path: str, ndim: int) -> tuple[int, ...]:
     return (0,)
 
 
-# --- PyTorch's parameters: the names of a module's, and their axes
+# --- Public weights
+
+LAYER_NUMBER = "(0|[1-9][0-9]{0,3})"  # in names, as a regular expression
+# How many axes an array may have, by the last name of our path; others are tables.
+AXES = {"kernel": (2, 4), "scale": (1,), "bias": (1,)}
+AXES_OF_TABLE = (2, 3)
+
+
+def renamed(
+    arrays: Mapping[str, np.ndarray], rename: Callable[[str], str], *, source: str
+) -> dict[str, np.ndarray]:
+    """Returns arrays by other names; raises BadInputError where two of them get the same."""
+    first: dict[str, str] = {}
+    for name in arrays:
+        if (other := first.setdefault(rename(name), name)) != name:
+            raise BadInputError(
+                f"{source}: {other} and {name} are the same parameter; remove one of them"
+            )
+    return {new: arrays[name] for new, name in first.items()}
+
+
+def check_axes(
+    name: str, array: np.ndarray, axes: tuple[int, ...], *, source: str, kind: str
+) -> None:
+    """Raises BadInputError unless an array has one of these numbers of axes."""
+    if array.ndim not in axes:
+        raise BadInputError(
+            f"{source}: {name} has the shape {list(array.shape)}, as in no {kind}; download it "
+            "again"
+        )
 
 
 def torch_names(modules: Mapping[str, str]) -> dict[str, str]:
@@ -160,11 +189,14 @@ def from_torch(
       kind: the model that `names` describe, for messages.
 
     Raises:
-      BadInputError: `names` lacks a name.
+      BadInputError: `names` lacks a name, or an array has another number of axes.
     """
     if odd := [name for name in arrays if name not in names]:
         raise BadInputError(f"{source}: {odd[0]} has no place in a {kind}; is this another model?")
-    ours = {names[name]: array for name, array in arrays.items()}
+    for name, array in arrays.items():
+        axes = AXES.get(names[name].rpartition("/")[2], AXES_OF_TABLE)
+        check_axes(name, array, axes, source=source, kind=kind)
+    ours = renamed(arrays, names.__getitem__, source=source)
     return {
         path: np.moveaxis(array, (0, 1), (-1, -2)) if path.endswith("/kernel") else array
         for path, array in ours.items()

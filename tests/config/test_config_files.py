@@ -1,6 +1,10 @@
 """Configs from files: what a file may import, and what its fields may hold."""
 
+<<<<<<< HEAD
 import sys
+=======
+import re
+>>>>>>> df6f543b57b22666c39a7342d3566338704ed0f8
 from pathlib import Path
 
 import pytest
@@ -8,7 +12,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config import imports
 from widenet_jax.config.fields import override
-from widenet_jax.config.files import load_config
+from widenet_jax.config.files import defined_in, load_config
 from widenet_jax.errors import BadInputError
 
 ROOT = Path(__file__).parents[2]
@@ -124,3 +128,21 @@ def test_a_threshold_may_be_negative():
     for flag in ("task.null_threshold=-inf", "optimizer.learning_rate=-1.5"):
         with pytest.raises(BadInputError, match=r"must be between .* and 1e\+300"):
             override(config, [f"--config.{flag}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("peer.txt", "batches = 1", "there is no such Python file"),
+        ("peer.py", "x = (", "SyntaxError"),
+        ("peer.py", "raise OSError('no disk')", "line 1: OSError: no disk"),
+        ("peer.py", "", "has no attribute 'batches'"),
+    ],
+)
+def test_a_file_that_does_not_define_what_a_flag_needs(name, content, told, tmp_path):
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(BadInputError, match=f"^--peer={re.escape(str(file))}: .*{told}"):
+        defined_in(str(file), "batches", flag="--peer")
+    file.with_suffix(".py").write_text("batches = 1")
+    assert defined_in(str(file.with_suffix(".py")), "batches", flag="--peer") == 1

@@ -141,6 +141,18 @@ def test_flags_of_subcommands_are_known():
         made.read(["pack", "--oot=x"])
 
 
+def test_an_empty_place_is_a_mistake():
+    """Of an unset shell variable; analyze.py wrote into the current directory."""
+    made = Parser()
+    command = made.add_subparsers().add_parser("pack")
+    command.add_argument("--out", metavar="DIR")
+    command.add_argument("--peer", metavar="FILE", default="")
+    command.add_argument("--text")
+    assert made.read(["pack", "--text=", "--peer="]).out is None
+    with pytest.raises(BadInputError, match=r"^--out is empty; name a file or directory, or leave"):
+        made.read(["pack", "--out="])
+
+
 # Runs scripts, each with --bogus=1 and with --help, as programs that the process starts.
 PROGRAM = """
 import contextlib, io, json, runpy, sys

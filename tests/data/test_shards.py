@@ -113,6 +113,16 @@ def test_a_flipped_byte_is_found_when_read(packed):
     assert source[2]["label"] == 2 and source[4]["label"] == 1
 
 
+def test_a_label_without_a_class_is_a_bad_example(packed):
+    """As where a name of dataset.json was removed; the loss would count no class for it."""
+    manifest = packed / "dataset.json"
+    manifest.write_text(manifest.read_text().replace(',\n  "c"', ""))
+    source = open_packed(packed)
+    assert source.class_names == ("a", "b") and source[1]["label"] == 1
+    with pytest.raises(BadExampleError, match=r"\(image 2\): unreadable \(label 2 of 2 classes\);"):
+        source[2]
+
+
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
@@ -136,9 +146,13 @@ def test_a_shard_damaged_since_the_start_is_no_bad_example(packed, damage, found
         (("splits", "train", "shards", 2, "bytes"), None, "damaged (KeyError: 'bytes')"),
         (("splits", "train", "shards", 2, "records"), "x", "damaged (TypeError"),
         (("splits", "train", "shards", 2, "records"), 1e300, "damaged (TypeError"),
-        (("splits", "test", "shards"), [], "split test has no shards"),
-        (("class_names",), -1, "damaged (TypeError: class_names is no list)"),
-        (("class_names",), "ab", "damaged (TypeError: class_names is no list)"),
+        (("splits", "train", "shards", 2, "records"), -1, "shards of [3, 3, -1, 1] records, count"),
+        (("splits", "train", "shards", 2, "records"), 10**12, "shards of [3, 3, 1000000000000, 1]"),
+        (("splits", "train", "count"), 9, "shards of [3, 3, 3, 1] records, count=9)"),
+        (("splits", "test"), {"shards": []}, "split test has no shards"),
+        (("class_names",), -1, "damaged (TypeError: class_names is no list of names)"),
+        (("class_names",), "ab", "damaged (TypeError: class_names is no list of names)"),
+        (("class_names",), [], "damaged (TypeError: class_names is no list of names)"),
         (("class_names",), None, "damaged (KeyError: 'class_names')"),
     ],
 )
@@ -260,8 +274,13 @@ def test_a_damaged_tfds_shard_is_named_at_the_start(tfds_dir, damage, found):
 
 @pytest.mark.parametrize(
     "content",
-    [b"no protocol buffer", tfds_record(label=1), tfds_record(image=1, label=1)],
-    ids=["garbage", "no image", "a number for an image"],
+    [
+        b"no protocol buffer",
+        tfds_record(label=1),
+        tfds_record(image=1, label=1),
+        tfds_record(image=png(3), label=-1),  # as in splits without labels
+    ],
+    ids=["garbage", "no image", "a number for an image", "no class"],
 )
 def test_a_bad_tfds_record_is_a_bad_example(tfds_dir, content):
     write_shard(second_shard(tfds_dir), [tfds_record(image=png(3), label=1), content])

@@ -1,7 +1,9 @@
 """Exports: the run's parameters and logits; flat files of arrays; damaged or foreign files."""
 
+import io
 import json
 import sys
+import zipfile
 
 import jax
 import ml_dtypes
@@ -163,6 +165,44 @@ def test_files_that_cannot_be_read_are_one_line(suffix: str, tmp_path):
     if suffix == ".safetensors":
         write_arrays(path, {"w": np.int32([1])})
         with pytest.raises(BadInputError, match="w has type I32; weights have F64, F32, F16, BF16"):
+            read_arrays(path)
+
+
+SHAPE = "{'descr': '<f4', 'fortran_order': False, 'shape': (8%s,)}"
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [("", "Cannot parse header"), ("(((((", r"\('EOF in multi-line statement"),
+     (SHAPE % ("0" * 15), "Unable to allocate"), (None, "step is no array")],
+)  # fmt: skip
+def test_a_damaged_member_of_a_npz(header: str | None, told: str, tmp_path):
+    start = b"\x93NUMPY\1\0" if header is not None else b""
+    text = (header or "").ljust(63) + "\n" if header else ""
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("step.npy", start + len(text).to_bytes(2, "little") + text.encode())
+    with pytest.raises(BadInputError, match=rf"a.npz: cannot be read as npz \({told}"):
+        read_arrays(epath.Path(tmp_path / "a.npz"))
+
+
+def test_a_npz_of_compressed_arrays_one_array_and_a_name_twice(tmp_path):
+    path = epath.Path(tmp_path / "a.npz")
+    np.savez_compressed(path, w=np.zeros(1000))
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.index(b"w.npy") + 5 + 20] = 0xFF  # no kind of a deflated block
+    one = io.BytesIO()
+    np.save(one, np.ones(3))
+    with zipfile.ZipFile(tmp_path / "twice.npz", "w") as file:
+        for name in ("w", "w.npy"):
+            file.writestr(name, one.getvalue())
+    twice = (tmp_path / "twice.npz").read_bytes()
+    for content, told in (
+        (damaged, "Error -3 while decompressing"),
+        (one.getvalue(), "one array without a name: a .npy file"),
+        (twice, "two arrays have the same name"),
+    ):
+        path.write_bytes(bytes(content))
+        with pytest.raises(BadInputError, match=rf"a.npz: cannot be read as npz \({told}"):
             read_arrays(path)
 
 

@@ -41,7 +41,7 @@ def test_channels_and_the_cls_row_keep_apart():
     np.testing.assert_array_equal(resized[:, 1:], without)
 
 
-@pytest.mark.parametrize(("old", "new", "named"), [(5, 16, 5), (4, 6, 6)])
+@pytest.mark.parametrize(("old", "new", "named"), [(5, 16, 5), (4, 6, 6), (0, 16, 0)])
 def test_a_grid_that_is_not_square(old: int, new: int, named: int):
     with pytest.raises(BadInputError, match=f"positions of {named} patches do not form a square"):
         resize_positions(np.zeros((1, old, 3), np.float32), new, cls_token=False)

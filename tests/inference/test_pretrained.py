@@ -1,6 +1,7 @@
 """What `config.init_from` accepts: runs, exported directories, and public ViT files."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -156,3 +157,24 @@ def test_what_is_no_model(tmp_path):
     ):
         with pytest.raises(BadInputError, match=message):
             load(tmp_path / name)
+
+
+def test_weights_of_another_type_and_of_two_copies(tmp_path):
+    """Integers, which training could not change; a copy beside the files of another."""
+    named = reference.google_names(reference.random_vit())
+    for kind in (np.int64, np.complex64, "S3"):
+        odd = {"head/bias": named["head/bias"].astype(kind)}
+        np.savez(tmp_path / "vit.npz", **named | odd)
+        with pytest.raises(BadInputError, match=r"vit.npz: head/bias is of the type .*, and para"):
+            load(tmp_path / "vit.npz")
+    place = tmp_path / "hf"
+    write_huggingface(place, reference.random_vit())
+    for text in ("[]", "3"):
+        (place / "config.json").write_text(text)
+        with pytest.raises(BadInputError, match=r"config.json: holds no JSON object; copy"):
+            load(place)
+    shutil.copy(place / "model-00002-of-00002.safetensors", place / "model.safetensors")
+    with pytest.raises(
+        BadInputError, match=r": model.safetensors and another file hold vit.\S+; k"
+    ):
+        load(place)

@@ -41,3 +41,6 @@ def test_the_result_of_a_step_has_its_own_evaluation(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(written + '{"step": 30, "split": "eval", "accu')
     assert result_at(tmp_path, 10) == {"steps": 10, "unit": "images", "test_accuracy": 0.6}
     assert result_at(tmp_path, 15) == {}
+    (tmp_path / "result.json").write_text("[]")
+    with pytest.raises(BadInputError, match=r"result.json: holds no JSON object; copy"):
+        result_at(tmp_path, 10)

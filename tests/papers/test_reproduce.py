@@ -162,6 +162,15 @@ def test_a_report_runs_nothing_repeats_no_flags_and_says_what_ran(stand_in, tmp_
     assert f"Made by `{header}`" in after
 
 
+@pytest.mark.parametrize("record", ["[]", '{"scale": 3}', '{"scale": "x"}', '{"seeds": "x"}'])
+def test_a_damaged_record_is_one_line(record: str, tmp_path: Path, capsys):
+    (tmp_path / "reproduce.json").write_text(record)
+    for more in ("--report", "--dry_run"):
+        assert call("fig3", f"--workdir={tmp_path}", more) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "reproduce.json: " in err
+
+
 @pytest.mark.slow
 def test_a_failed_run_is_exit_code_3(stand_in, tmp_path: Path, capsys):
     arguments = ["fig3", *SMOKE, f"--workdir={tmp_path}", "--seeds=14"]  # the last one is seed 13

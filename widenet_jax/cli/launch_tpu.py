@@ -11,6 +11,7 @@ stopped and saved ("the run ended with exit code 143"), or the launcher received
 goes on.
 """
 
+import re
 import signal
 import sys
 from functools import partial
@@ -107,7 +108,7 @@ def job_of(options: Options) -> Job:
     tpu = parse_topology(options.tpu, field="--tpu")
     config = requests.check_config(options.config)
     requests.check_places(override(load_config(options.config), options.fields))
-    if not options.workdir.startswith("gs://"):
+    if not re.match("gs://[^/]", options.workdir):
         raise BadInputError(
             f"--workdir={options.workdir}: give a gs:// directory, which all workers share and "
             "which outlives the TPU"

@@ -25,7 +25,7 @@ from widenet_jax.cli.plan import plan_line, plan_of
 from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_over
 from widenet_jax.config.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import read_json, write_json
+from widenet_jax.files import read_object, write_json
 from widenet_jax.ops.sweep.directory import Directory, check_finished
 from widenet_jax.ops.sweep.trials import MakeCommand, Status, Trial, check_shared, exit_code
 from widenet_jax.papers.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
@@ -73,7 +73,7 @@ def run(options: Options) -> int:
     check_launch_flags(options)
     options.workdir = options.workdir or f"runs/reproduce_{options.scale or SHARED['scale']}"
     file = Path(options.workdir) / RECORD
-    before = read_json(file) if file.exists() else {}
+    before = read_object(file) if file.exists() else {}
     recall(options, before)
     scale = SCALES[options.scale]
     experiments = runnable(scale, chosen(options.experiments))
@@ -140,8 +140,15 @@ def recall(options: Options, before: Mapping[str, Any]) -> None:
       BadInputError: the runs in the workdir are of another scale or other data, or launched runs
         cannot read their data.
     """
+    for name, kind in {**dict.fromkeys(SHARED, str), "seeds": int, "fields": list}.items():
+        value = before.get(name, SHARED.get(name, kind()))
+        if not isinstance(value, kind) or (name == "scale" and value not in SCALES):
+            raise BadInputError(
+                f"{options.workdir}/{RECORD}: {name}={value!r} is damaged; restore it, or name a "
+                "new --workdir"
+            )
     if options.report and before and not options.launch:
-        options.launch, options.trial_workdir = before["launch"], before["trial_workdir"]
+        options.launch, options.trial_workdir = before.get("launch"), before.get("trial_workdir")
     for name, default in SHARED.items():
         of_runs, own = before.get(name, default), getattr(options, name)
         if own is None:

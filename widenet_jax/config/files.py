@@ -112,6 +112,20 @@ def import_file(path: str) -> ModuleType:
     return module
 
 
+def defined_in(file: str, name: str, *, flag: str) -> Any:
+    """Returns what a Python file that a flag names defines under a name.
+
+    Raises:
+      BadInputError: there is no such file, it fails, or it does not define the name.
+    """
+    if not (file.endswith(".py") and Path(file).is_file()):
+        raise BadInputError(f"{flag}={file}: there is no such Python file")
+    try:
+        return getattr(import_file(file), name)
+    except Exception as error:
+        raise BadInputError(f"{flag}={file}: {place_of(error, file)}") from error
+
+
 @cache
 def configs_module(name: str) -> ModuleType:
     """Imports a file of this project's configs/, such as "sizes", for use within the package."""

@@ -99,7 +99,7 @@ def last_of(name: str) -> str:
 def activation_of(config: Mapping[str, Any], default: str, *, source: str) -> str:
     """Returns our name of `hidden_act`; raises BadInputError if our models do not have it."""
     name = config.get("hidden_act", default)
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise BadInputError(
             f"{source}: hidden_act={name!r} is not an activation of our models; they have "
             f"{', '.join(ACTIVATIONS)}"

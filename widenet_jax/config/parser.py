@@ -7,6 +7,7 @@ mistake is answered at once.
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import os
@@ -30,6 +31,7 @@ from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, simil
 FIELD = "--config."
 Options = argparse.Namespace
 Argv = Sequence[str] | None  # the words after the program's name; None: sys.argv
+PLACES = ("DIR", "FILE", "FILE.png", "PNG", "PATH")  # metavars of files and directories
 READER_GONE = 141  # what shells report of a process that SIGPIPE ended
 
 
@@ -77,12 +79,21 @@ class Parser(argparse.ArgumentParser):
             raise BadInputError(f"not a flag: {rest[0]!r}; flags are written --name=value")
         if fields and not options.takes_fields:
             raise BadInputError(f"{fields[0]}: this command sets no field of a config")
+        self._check_places(options)
         options.fields = fields
         import_files(getattr(options, "imports", []))
         return options
 
     def error(self, message: str) -> NoReturn:
         raise BadInputError(f"{message} (--help lists the flags)")
+
+    def _check_places(self, options: Options) -> None:
+        """Raises BadInputError for an empty file or directory, as of an unset shell variable."""
+        for action in self._all_actions():
+            value = getattr(options, action.dest, None)
+            if action.metavar in PLACES and value == "" != action.default:
+                name = (action.option_strings or [action.metavar])[0]
+                raise BadInputError(f"{name} is empty; name a file or directory, or leave it out")
 
     def _check_flag_names(self, words: Sequence[str]) -> None:
         """Raises BadInputError at the first unknown flag, before argparse misses a required one."""
@@ -103,11 +114,15 @@ class Parser(argparse.ArgumentParser):
 
     def _flag_names(self) -> Iterator[str]:
         """Yields the names of all flags, also of subcommands."""
+        return itertools.chain.from_iterable(one.option_strings for one in self._all_actions())
+
+    def _all_actions(self) -> Iterator[argparse.Action]:
+        """Yields what the command line may hold, also of subcommands."""
         for action in self._actions:
-            yield from action.option_strings
+            yield action
             if isinstance(action, argparse._SubParsersAction):
                 for subparser in action.choices.values():
-                    yield from subparser._flag_names()
+                    yield from subparser._all_actions()
 
 
 def option_hint(word: str, words: Sequence[str]) -> str:

@@ -45,6 +45,12 @@ class LabelledImages:
         present = set(self.record_labels.tolist())
         return tuple(name for label, name in enumerate(self.class_names) if label not in present)
 
+    def checked(self, label: int) -> int:
+        """Returns a record's label; raises ValueError where it is that of no class."""
+        if not 0 <= label < len(self.class_names):
+            raise ValueError(f"label {label} of {len(self.class_names)} classes")
+        return label
+
     def part(self, bounds: tuple[str, str]) -> np.ndarray:
         """Returns the records between bounds such as ("90%", ""): int64 [n]."""
         return np.arange(len(self))[slice_of(bounds, len(self))]

@@ -96,10 +96,14 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
             whole = [part[name] for part in (manifest, split) for name in COUNTS & part.keys()]
             _ = [operator.index(number) for number in whole]
             sizes = [(shard["records"], shard["bytes"]) for shard in split.get("shards", ())]
-            _ = [tuple(map(operator.index, size)) for size in sizes]
-        if not isinstance(manifest.get("class_names", []), list):
-            raise TypeError("class_names is no list")
-    except (KeyError, TypeError, AttributeError) as error:
+            counts = [operator.index(records) for records, _ in sizes]
+            _ = [operator.index(size) for _, size in sizes]
+            if min(counts, default=0) < 0 or sum(counts) != split.get("count", sum(counts)):
+                raise ValueError(f"shards of {counts} records, count={split.get('count')!r}")
+        names = manifest.get("class_names", [""])  # sets of text have none
+        if not isinstance(names, list) or not names:
+            raise TypeError("class_names is no list of names")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise BadInputError(f"{path}: damaged ({reason}); prepare the set again") from None
     if kind and found != kind:

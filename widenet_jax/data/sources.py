@@ -201,11 +201,12 @@ def with_classes_of(
       BadInputError: a split has no image, or the training split has none of a class.
     """
     names, theirs = train.class_names, evaluation.class_names
+    index = {name: label for label, name in enumerate(names)}
     for split, source in ((data["train_split"], train), (data["eval_split"], evaluation)):
         if not len(source):
             advice = source.split_advice and f"; {source.split_advice}"
             raise BadInputError(f"split {split} has no image{advice}")
-    unknown = tuple(name for name in theirs if name not in names)
+    unknown = tuple(name for name in theirs if name not in index)
     if lacking := train.missing or unknown:
         count = f"{len(lacking)} of {len({*names, *theirs})} classes ({names_text(lacking)})"
         advice = "copy their images again, or remove these classes from every split"
@@ -214,7 +215,7 @@ def with_classes_of(
         )
     if names == theirs:
         return evaluation
-    return relabelled(evaluation, names, [names.index(name) for name in theirs])
+    return relabelled(evaluation, names, [index[name] for name in theirs])
 
 
 def unigram_entropy(counts: np.ndarray) -> float:

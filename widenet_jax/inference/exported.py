@@ -15,7 +15,9 @@ README.md                          how to call it
 
 import io
 import pickle
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -58,8 +60,9 @@ It needs jax and flatbuffers alone. Label k is entry k of `class_names.json`.
 # safetensors' names of the types that weights have.
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 TYPES |= {"I64": np.int64}  # PyTorch's buffers, such as position_ids
-DAMAGED = (zipfile.BadZipFile, pickle.UnpicklingError, safetensors.SafetensorError)
-NOT_READABLE = (OSError, ValueError, EOFError, RuntimeError, *DAMAGED)
+DAMAGED = (zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, safetensors.SafetensorError)
+DAMAGED += (SyntaxError, tokenize.TokenError)  # of headers in .npy files
+NOT_READABLE = (OSError, ValueError, EOFError, RuntimeError, MemoryError, *DAMAGED)
 
 
 def write_exported(directory: epath.Path, model: Stored, *, file_format: str) -> None:
@@ -223,8 +226,16 @@ def read_arrays(path: epath.Path) -> dict[str, np.ndarray]:
 
 def read_npz(data: bytes) -> dict[str, np.ndarray]:
     """Reads the bytes of a `.npz` file."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        return dict(file)
+    file = np.load(io.BytesIO(data), allow_pickle=False)
+    if isinstance(file, np.ndarray):
+        raise ValueError("one array without a name: a .npy file")
+    with file:
+        arrays = dict(file)
+        if len(arrays) < len(file.files):
+            raise ValueError("two arrays have the same name")
+    if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise ValueError(f"{odd[0]} is no array")
+    return arrays
 
 
 def read_safetensors(data: bytes) -> dict[str, np.ndarray]:

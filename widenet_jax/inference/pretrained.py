@@ -127,7 +127,12 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
     """
     arrays = {}
     for file in files:
-        arrays |= read_arrays(file)
+        found = read_arrays(file)
+        if twice := next(iter(arrays.keys() & found), None):
+            raise BadInputError(
+                f"{source}: {file.name} and another file hold {twice}; keep the files of one copy"
+            )
+        arrays |= found
     floats = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
     if bad := next((name for name, x in floats.items() if not np.isfinite(x).all()), None):
         raise BadInputError(f"{source}: {bad} holds NaN or infinity; download the weights again")
@@ -135,6 +140,12 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
         for reader in spec.readers:
             if found := resolve(reader)(arrays, files[0].parent, source):
                 params, fields, note = found
+                for path, array in flax.traverse_util.flatten_dict(params, sep="/").items():
+                    if array.dtype.kind != "f":
+                        raise BadInputError(
+                            f"{source}: {path} is of the type {array.dtype}, and parameters are "
+                            "floating-point numbers; download the weights again"
+                        )
                 return params, {"name": spec.name, **fields}, note
     beside = files[0].parent / "config.json"
     if not beside.exists() and any("layernorm" in name.lower() for name in arrays):

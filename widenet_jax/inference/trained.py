@@ -15,7 +15,7 @@ from widenet_jax.config.imports import import_remembered
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
-from widenet_jax.files import absolute, is_text, read_json, split_checkpoint
+from widenet_jax.files import absolute, is_text, read_object, split_checkpoint
 from widenet_jax.inference.exported import RECORD, read_exported
 from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.param_names import named_leaves
@@ -133,7 +133,7 @@ def result_at(workdir: epath.Path, step: int) -> dict[str, Any]:
     {} where the run has no result, or did not evaluate after this step.
     """
     path = workdir / "result.json"
-    result = read_json(path) if path.exists() else {}
+    result = read_object(path) if path.exists() else {}
     if result.get("steps") == step or not result:
         return result
     records = JsonLines(workdir / "metrics.jsonl").read()

@@ -29,7 +29,7 @@ from matplotlib.ticker import (
 )
 
 from widenet_jax.config.files import stored_config
-from widenet_jax.files import read_json, write_bytes
+from widenet_jax.files import read_json, read_object, write_bytes
 from widenet_jax.run.metrics import JsonLines
 
 # Colours that readers with colour-blindness can tell apart (Okabe and Ito 2008), without their
@@ -169,7 +169,7 @@ def draw_reference(axis: Axes, name: str, value: float) -> None:
 def reference_of(workdir: epath.PathLike, metric: str) -> tuple[str, float] | None:
     """Returns name and value of guessing among V equal classes, or of the task's baseline."""
     result, names = (epath.Path(workdir) / name for name in ("result.json", "class_names.json"))
-    baseline = (read_json(result) if result.exists() else {}).get("baseline", {})
+    baseline = (read_object(result) if result.exists() else {}).get("baseline", {})
     if baseline.get("metric") == metric:
         return baseline["name"], baseline["value"]
     V = len(read_json(names)) if names.exists() else 0

@@ -403,6 +403,7 @@ def test_errors_of_gcloud_are_reported_in_one_line(kind: type, answers: dict[str
         (["--tpu=v9-8"], "v9-8 is no TPU"),
         (["--tpu=v3-255", "--dry_run"], "powers of two of at least 8 cores"),
         (["--workdir=runs/here"], "give a gs:// directory"),
+        (["--workdir=gs://"], "give a gs:// directory"),
         (["--config=configs/none.py"], "git does not track configs/none.py"),
         (["--config.sed=1"], "did you mean --config.seed?"),
         (["--config.data.path=photos"], "--config.data.path=gs://BUCKET/DIR"),

@@ -99,6 +99,21 @@ def test_an_installation_has_no_measurements(monkeypatch: pytest.MonkeyPatch, tm
     assert err.count("\n") == 1 and "part of a checkout" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("rows.txt", "", "no such Python file"),
+        ("rows.py", "x = (", "SyntaxError"),
+        ("a.py", "", "ROWS"),
+    ],
+)
+def test_a_file_without_measurements(name: str, content: str, told: str, tmp_path, capsys):
+    (tmp_path / name).write_text(content)
+    assert main([f"--calibrate={tmp_path / name}"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and told in err and str(tmp_path / name) in err
+
+
 @pytest.mark.slow
 def test_every_measured_workload_is_traced():
     rows = read_measurements(str(MEASUREMENTS), None)

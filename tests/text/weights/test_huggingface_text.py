@@ -93,6 +93,14 @@ def test_a_part_without_a_place_or_missing_is_named():
     message = "hf: encoder.layer.3.output.dense.bias has no place in a bert of 3 layers"
     with pytest.raises(BadInputError, match=message):
         imported("bert", arrays)
+    arrays = reference.random_arrays("bert") | {"embeddings.LayerNorm.gamma": np.ones(1)}
+    message = "hf: bert.embeddings.LayerNorm.weight and embeddings.LayerNorm.gamma are the same p"
+    with pytest.raises(BadInputError, match=message):
+        imported("bert", arrays)
+    arrays = reference.random_arrays("albert")
+    arrays["albert.embeddings.word_embeddings.weight"] = np.ones(reference.V)
+    with pytest.raises(BadInputError, match=r"word_embeddings.weight has the shape \[13\], as in"):
+        imported("albert", arrays)
     arrays = reference.random_arrays("albert")
     del arrays["albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.bias"]
     with pytest.raises(BadInputError, match=r"hf: encoder.albert_layer.*ffn.bias is missing"):

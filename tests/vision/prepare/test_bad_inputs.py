@@ -175,6 +175,7 @@ CIFAR: dict[str, tuple[Make, str]] = {
         cifar("test_batch.bin", cifar_record(10)), "record 0: label 10 has no class"
     ),
     "too few names": (cifar("batches.meta.txt", b"cat\ndog\n"), "record 0: label 3 has no class"),
+    "a batch twice": (cifar("copy/test_batch.bin", cifar_record(4)), ": a second test_batch.bin;"),
     "the Python version": (
         lambda folder: make_tar(folder / "c.tar.gz", PYTHON, "w:gz"), "not the Python version"
     ),
@@ -199,7 +200,7 @@ CASES = {
 }  # fmt: skip
 DEFAULT = {
     "a label too high", "a repeated name", "names of objects", "a flipped image", "null labels",
-    "a flipped byte", "a null image", "a cut batch", "the Python version",
+    "a flipped byte", "a null image", "a cut batch", "the Python version", "a batch twice",
     "xz with a damaged index", "no class",
 }  # fmt: skip
 

@@ -42,6 +42,9 @@ def test_check_of_good_photos_ends_with_0(messy, capsys):
     assert run("check", messy / "plain") == 0
     assert capsys.readouterr().out == f"{messy}/plain: 12 images; 0 problems\n"
     assert run("check", messy / "nowhere") == 2
+    capsys.readouterr()
+    assert run("check", messy / "no photo yet") == 2
+    assert "an empty folder, so there is nothing to check" in error_line(capsys.readouterr().err)
 
 
 def test_skip_bad_packs_the_rest(messy, tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Google's `.npz` layouts, each with its logits, against a ViT in plain NumPy."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -96,7 +98,9 @@ def test_bfloat16_stored_as_untyped_bytes(tmp_path):
 
 def test_what_is_no_vit():
     arrays = reference.google_names(reference.random_vit())
-    odd = ("MAPHead_0/probe", "conv_root/kernel", "Transformer/encoderblock_0/Odd_0/kernel")
+    block = "Transformer/encoderblock_0"
+    odd = ("MAPHead_0/probe", "conv_root/kernel", f"{block}/Odd_0/kernel")
+    odd += (f"{block}/LayerNorm_0/scale/x", f"{block}0/LayerNorm_0/scale")
     for extra in odd:
         with pytest.raises(BadInputError, match=f"^vit.npz: {extra} has no place in a ViT"):
             from_google(arrays | {extra: np.ones(1)}, source="vit.npz")
@@ -105,6 +109,43 @@ def test_what_is_no_vit():
         from_google(arrays, source="vit.npz")
     with pytest.raises(BadInputError, match=r"^mixer.npz: no query/kernel, so this is not a ViT"):
         model_fields({"embedding/kernel": np.ones(1)}, source="mixer.npz")
+
+
+QUERY = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("embedding/kernel", []), (POSITIONS[2], [40]), (QUERY, [8, 8]), (QUERY, [])],
+)
+def test_an_array_of_other_axes_is_named(name: str, shape: list[int]):
+    arrays = reference.google_names(reference.random_vit(), positions=POSITIONS[2])
+    message = rf"^vit.npz: {name} has the shape {re.escape(str(shape))}, as in no ViT of Google; d"
+    with pytest.raises(BadInputError, match=message):
+        from_google(arrays | {name: np.ones(shape)}, source="vit.npz")
+
+
+def test_a_stack_without_axes_and_positions_of_another_width(tmp_path):
+    """What the shapes of the run's model show later is no error here."""
+    vit = reference.random_vit()
+    stacked = reference.google_names(vit, stacked=True)
+    one = {"Transformer/encoderblock/LayerNorm_0/scale": np.float32(1)}
+    with pytest.raises(BadInputError, match="block_0/LayerNorm_0/scale has the shape"):
+        imported(stacked | one, tmp_path)
+    wider = {POSITIONS[0]: np.ones((1, reference.SIDE**2, reference.D + 1), np.float32)}
+    found = imported(stacked | wider, tmp_path)["position"]["position_embedding"]
+    assert found.shape == (1, reference.SIDE**2 + 1, reference.D + 1)
+
+
+def test_a_parameter_twice():
+    vit = reference.random_vit()
+    together = reference.google_names(vit)
+    with pytest.raises(BadInputError, match=r"^vit.npz: .* and .* are the same parameter; remove"):
+        from_google(
+            together | reference.google_names(vit, numbered_together=False), source="vit.npz"
+        )
+    with pytest.raises(BadInputError, match=f"^vit.npz: {POSITIONS[0]} and {POSITIONS[1]} are"):
+        from_google(together | {POSITIONS[1]: together[POSITIONS[0]]}, source="vit.npz")
 
 
 @pytest.mark.parametrize("stacked", [True, False])

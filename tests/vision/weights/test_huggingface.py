@@ -1,6 +1,7 @@
 """Hugging Face's ViT files against a ViT in plain NumPy, and against transformers if installed."""
 
 import json
+import re
 
 import ml_dtypes
 import numpy as np
@@ -79,7 +80,11 @@ def test_their_config():
     for change, message in (
         ({"hidden_act": "swish"}, "^config.json: hidden_act='swish' is not an activation of our"),
         ({"layer_norm_eps": "small"}, "^config.json: could not convert string to float"),
-        ({"num_attention_heads": None}, "^config.json: int.. argument must be"),
+        ({"num_attention_heads": None}, "^config.json: num_attention_heads=None or layer_norm"),
+        ({"num_attention_heads": 2.5}, "^config.json: num_attention_heads=2.5 or layer_norm_eps"),
+        ({"num_attention_heads": float("inf")}, "^config.json: num_attention_heads=inf or "),
+        ({"layer_norm_eps": float("nan")}, "^config.json: num_.*=2 or layer_norm_eps=nan is wrong"),
+        ({"hidden_act": []}, r"^config.json: hidden_act=\[\] is not an activation"),
     ):
         with pytest.raises(BadInputError, match=message):
             fields_of(**change)
@@ -112,6 +117,32 @@ def test_a_part_without_a_place_is_named(name: str):
         BadInputError, match=f"hf: {name.removeprefix('vit.')} has no place in a ViT"
     ):
         from_huggingface(arrays, source="hf")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("vit.embeddings.patch_embeddings.projection.weight", [8]),
+        ("vit.embeddings.position_embeddings", [40]),
+        ("vit.encoder.layer.0.attention.attention.query.weight", [64]),
+        ("vit.layernorm.weight", []),
+    ],
+)
+def test_an_array_of_other_axes_is_named(name: str, shape: list[int]):
+    arrays = reference.huggingface_names(reference.random_vit()) | {name: np.ones(shape)}
+    told = f"hf: {name.removeprefix('vit.')} has the shape {shape}, as in no ViT; download it again"
+    with pytest.raises(BadInputError, match=f"^{re.escape(told)}$"):
+        from_huggingface(arrays, source="hf")
+
+
+def test_a_parameter_twice():
+    """Under both sets of names, or with and without "vit."."""
+    vit = reference.random_vit()
+    files, modules = (reference.huggingface_names(vit, layout=layout) for layout in LAYOUTS)
+    with pytest.raises(BadInputError, match=r"query.weight and .*q_proj.weight are the same param"):
+        from_huggingface(files | modules, source="hf")
+    with pytest.raises(BadInputError, match=r"^hf: vit.layernorm.bias and layernorm.bias are the"):
+        from_huggingface(files | {"layernorm.bias": np.ones(reference.D)}, source="hf")
 
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of ImageNet; ViT-MAE's
@@ -157,6 +188,10 @@ def test_their_pixels_through_their_layer_are_ours_through_ours(preprocessor: di
         ({"image_std": [0.2, 0.2]}, "could not be broadcast"),
         ({"image_std": 0}, "image_std is not above 0"),
         ({"image_mean": "grey"}, "could not convert string to float"),
+        ({"image_mean": 10**400}, "int too large to convert to float"),
+        ({"image_mean": float("nan")}, "no finite pixels"),
+        ({"image_std": float("inf")}, "no finite pixels that differ"),
+        ({"rescale_factor": 0}, "no finite pixels that differ"),
         ([1], "has no attribute 'items'"),
     ],
 )

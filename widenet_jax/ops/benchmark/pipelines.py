@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.config.files import import_file
+from widenet_jax.config.files import defined_in
 from widenet_jax.data.contract import Source
 from widenet_jax.data.pipeline import train_batches
 from widenet_jax.data.sources import build_source, build_transforms
@@ -54,7 +54,7 @@ def pipeline_rows(
     transform, _ = build_transforms(config, source.info)
     turns = our_turns(source, transform, batch_size, workers)
     if peer:
-        theirs = import_file(peer).batches
+        theirs = defined_in(peer, "batches", flag="--peer")
         sizes = {"batch_size": batch_size, "num_workers": workers[-1]}
         turns[PEER] = lambda: nullcontext(theirs(config, source, **sizes))
     spec = task_spec(config.task.name)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from widenet_jax.config.files import PACKAGE, import_file
+from widenet_jax.config.files import PACKAGE, defined_in
 from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.hlo import parse
@@ -78,7 +78,7 @@ def read_measurements(file: str, names: Sequence[str] | None) -> list[Measuremen
     if not Path(file).is_file():
         hint = " (it is part of a checkout, not of an installation)" * (file == str(MEASUREMENTS))
         raise BadInputError(f"--calibrate: there is no file {file}{hint}")
-    rows = import_file(file).ROWS
+    rows = defined_in(file, "ROWS", flag="--calibrate")
     known = {row.name: None for row in rows}
     for name in names or known:
         if name not in known:

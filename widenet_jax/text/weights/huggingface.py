@@ -20,8 +20,15 @@ from tokenizers import processors
 
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import read_json
-from widenet_jax.param_names import ENCODER, block_part, from_torch, split_block_part, torch_names
+from widenet_jax.files import read_object
+from widenet_jax.param_names import (
+    ENCODER,
+    block_part,
+    from_torch,
+    renamed,
+    split_block_part,
+    torch_names,
+)
 from widenet_jax.text.data.sequences import tokenizer_info
 from widenet_jax.text.weights.huggingface_config import (
     check_has_counterpart,
@@ -108,7 +115,7 @@ def from_huggingface_text(
     Raises:
       BadInputError: a part that our text encoder does not have, or one that is missing.
     """
-    theirs = {modern_name(name, kind): array for name, array in arrays.items()}
+    theirs = renamed(arrays, lambda name: modern_name(name, kind), source=source)
     theirs = {name: array for name, array in theirs.items() if name not in BUFFERS}
     untied = take_decoder(theirs, kind)
     names = parameter_names(kind, depth=depth, shared=shared)
@@ -194,7 +201,7 @@ def read_huggingface(
 ) -> tuple[dict, dict[str, Any], str] | None:
     """Reads a BERT or ALBERT; None for other arrays. See `specs.ModelSpec`."""
     file = directory / "config.json"
-    config = read_json(file) if file.exists() else {}
+    config = read_object(file) if file.exists() else {}
     fields = model_section(config, source=str(file))
     if fields is None:
         return None

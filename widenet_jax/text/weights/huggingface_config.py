@@ -3,6 +3,7 @@
 Sources: configuration_bert.py, configuration_albert.py and activations.py of transformers.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ NUMBERS = {
     "embedding_size": (None, None, 128),
     "num_hidden_groups": (None, None, 1),
 }
+RATES = ("layer_norm_eps", "hidden_dropout_prob")  # the others are whole
 SAME = {theirs: ours for theirs, (ours, *_) in NUMBERS.items() if ours}
 DEFAULTS = {
     "bert": {theirs: x for theirs, (_, x, _) in NUMBERS.items() if x is not None},
@@ -78,13 +80,13 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any] |
             )
     for name in DEFAULTS[kind]:
         number = theirs[name]
-        if type(number) not in (int, float) or number < 0:
+        is_number = type(number) in (int, float) and 0 <= number < math.inf
+        if not is_number or (name not in RATES and number != int(number)):
             raise BadInputError(f"{source}: {name}={number!r} is not a number; download it again")
+        theirs[name] = (float if name in RATES else int)(number)  # JSON may write a rate as 0
     factorised = kind == "albert"
     shared = factorised and shares_all(theirs, source)
-    # JSON may write a rate as 0.
-    rates = ("norm_epsilon", "dropout")
-    fields = {ours: (float if ours in rates else int)(theirs[name]) for name, ours in SAME.items()}
+    fields = {ours: theirs[name] for name, ours in SAME.items()}
     fields |= {
         "embedding_dim": theirs["embedding_size" if factorised else "hidden_size"],
         "projection": factorised,
@@ -94,7 +96,7 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any] |
     }
     variant = f"{'albert' if shared else 'bert'},depth={theirs['num_hidden_layers']}"
     model = configs_module("variants").model_section(variant) | fields
-    heads = {"num_heads": int(theirs["num_attention_heads"])}
+    heads = {"num_heads": theirs["num_attention_heads"]}
     return model | {"attention": model["attention"] | heads}
 
 

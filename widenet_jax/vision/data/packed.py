@@ -22,7 +22,7 @@ class ArrayRecord(PackedSet, LabelledImages):
 
     def _example(self, record: bytes) -> dict[str, Any]:
         label, image = records.decode_record(record)
-        return {"image": image, "label": label}
+        return {"image": image, "label": self.checked(label)}
 
 
 class Tfds(Packed, LabelledImages):
@@ -81,7 +81,7 @@ class Tfds(Packed, LabelledImages):
         # TFDS gives None for a missing feature.
         if not isinstance(image, bytes) or label is None:
             raise TypeError("record without an image or a label")
-        return {"image": image, "label": int(label)}
+        return {"image": image, "label": self.checked(int(label))}
 
 
 def _tfds_builder(name: str, path: str) -> Any:

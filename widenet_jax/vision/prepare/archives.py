@@ -248,6 +248,8 @@ def read_cifar10_binary(options: Options) -> Converted:
         if name in (*CIFAR_TRAIN, CIFAR_TEST, CIFAR_NAMES):
             if member.size > CIFAR_FILE_BYTES:
                 raise BadInputError(f"{member.where}: {member.size:,} bytes: too big")
+            if name in files:
+                raise BadInputError(f"{member.where}: a second {name}; remove one from the archive")
             files[name] = member.read()
     train = [name for name in CIFAR_TRAIN if name in files]
     if not train or CIFAR_TEST not in files:

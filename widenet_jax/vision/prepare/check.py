@@ -36,6 +36,8 @@ def check(path: str, options: Options) -> Checked | None:
             left_out[file] = kind
         else:
             images.append(file)
+    if not images and not left_out:
+        raise BadInputError(f"{path}: an empty folder, so there is nothing to check")
     if not images and not all(_hidden(file, path) or _is_image(file) for file in left_out):
         return None
     with futures.ThreadPoolExecutor() as pool:

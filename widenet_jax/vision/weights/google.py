@@ -25,7 +25,16 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.param_names import ENCODER, NORM_OUT, block_part
+from widenet_jax.param_names import (
+    AXES,
+    AXES_OF_TABLE,
+    ENCODER,
+    LAYER_NUMBER,
+    NORM_OUT,
+    block_part,
+    check_axes,
+    renamed,
+)
 
 PREFIXES = ("opt/target/", "params/", "img/")
 POSITIONS = ("Transformer/posembed_input/pos_embedding", "Transformer/pos_embedding")
@@ -63,18 +72,19 @@ def from_google(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
       BadInputError: a part that our ViT does not have, or a part that is missing.
     """
     theirs = unstack_blocks(strip_prefixes(arrays))
-    theirs = {("pos_embedding" if k in POSITIONS else k): v for k, v in theirs.items()}
+    theirs = renamed(theirs, lambda k: "pos_embedding" if k in POSITIONS else k, source=source)
     for name in NEEDED:
         if name not in theirs:
             raise BadInputError(f"{source}: no {name}, so this is not a ViT with learned positions")
-    ours = {}
-    for name, array in theirs.items():
-        path = OUTSIDE.get(name) or path_in_block(name)
+    paths = {name: OUTSIDE.get(name) or path_in_block(name) for name in theirs}
+    for name, path in paths.items():
         if path is None:
             raise BadInputError(
                 f"{source}: {name} has no place in a ViT with a CLS token or average pooling"
             )
-        ours[path] = merge_heads(path, array)
+        check_axes(name, theirs[name], axes_of(path), source=source, kind="ViT of Google")
+    theirs = renamed(theirs, paths.__getitem__, source=source)
+    ours = {path: merge_heads(path, array) for path, array in theirs.items()}
     fit_positions(ours)
     return flax.traverse_util.unflatten_dict(ours, sep="/")
 
@@ -115,7 +125,8 @@ def unstack_blocks(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         if name.startswith(stacked):
             rest = name.removeprefix(stacked)
-            apart |= {f"{stacked[:-1]}_{i}/{rest}": row for i, row in enumerate(array)}
+            rows = enumerate(np.atleast_1d(array))
+            apart |= {f"{stacked[:-1]}_{i}/{rest}": row for i, row in rows}
         else:
             apart[name] = array
     return apart
@@ -123,12 +134,20 @@ def unstack_blocks(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def path_in_block(name: str) -> str | None:
     """Returns our path for a name within a block; None if our ViT has no such layer."""
-    match = re.fullmatch(r"Transformer/encoderblock_(\d+)/(.+)", name)
+    match = re.fullmatch(rf"Transformer/encoderblock_{LAYER_NUMBER}/(.+)", name)
     for theirs, ours in LAYERS.items():
-        if match and match[2].startswith(f"{theirs}/"):
-            rest = match[2].removeprefix(theirs)
+        rest = match[2].removeprefix(theirs) if match else ""
+        if re.fullmatch("(/query|/key|/value|/out)?/(kernel|scale|bias)", rest):
             return f"{ENCODER}/{block_part(int(match[1]), ours)}{rest}"
     return None
+
+
+def axes_of(path: str) -> tuple[int, ...]:
+    """Returns how many axes the array of a path may have in Google's files."""
+    last = path.rpartition("/")[2]
+    if "_attention/" in path and "_norm_attention/" not in path:
+        return (3,) if last == "kernel" else (1, 2)
+    return AXES.get(last, AXES_OF_TABLE)
 
 
 def merge_heads(path: str, array: np.ndarray) -> np.ndarray:
@@ -145,7 +164,8 @@ def fit_positions(ours: dict[str, np.ndarray]) -> None:
     rows, token = ours["position/position_embedding"], ours.get("position/cls_token")
     tokens = rows.shape[1]
     if token is not None and round(tokens**0.5) ** 2 == tokens:
-        ours["position/position_embedding"] = np.concatenate([np.zeros_like(token), rows], axis=1)
+        zeros = np.zeros_like(rows[:, :1])
+        ours["position/position_embedding"] = np.concatenate([zeros, rows], axis=1)
 
 
 def read_google(

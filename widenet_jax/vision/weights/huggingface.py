@@ -12,6 +12,7 @@ Sources: modeling_vit.py, configuration_vit.py, activations.py and image_process
 transformers.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -23,12 +24,20 @@ from etils import epath
 
 from widenet_jax.config.names import activation_of
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import read_json
-from widenet_jax.param_names import ENCODER, NORM_OUT, block_part, from_torch, torch_names
+from widenet_jax.files import read_object
+from widenet_jax.param_names import (
+    ENCODER,
+    LAYER_NUMBER,
+    NORM_OUT,
+    block_part,
+    from_torch,
+    renamed,
+    torch_names,
+)
 
 PREPROCESSOR = "preprocessor_config.json"
 EMBEDDINGS = "embeddings.patch_embeddings.projection"
-BLOCK = re.compile(r"(?:encoder\.layer|layers)\.(\d+)\.")
+BLOCK = re.compile(rf"(?:encoder\.layer|layers)\.{LAYER_NUMBER}\.")
 # Our module for each of theirs: outside the blocks, and within one block.
 OUTSIDE = {
     EMBEDDINGS: "embed/projection",
@@ -75,7 +84,7 @@ def from_huggingface(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
     Raises:
       BadInputError: a part that our ViT does not have.
     """
-    theirs = {name.removeprefix("vit."): array for name, array in arrays.items()}
+    theirs = renamed(arrays, lambda name: name.removeprefix("vit."), source=source)
     theirs = {name: array for name, array in theirs.items() if not re.fullmatch(UNUSED, name)}
     blocks = {match[0]: int(match[1]) for match in map(BLOCK.match, theirs) if match}
     modules = OUTSIDE | {
@@ -106,15 +115,18 @@ def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """
     activation = activation_of(config, "gelu", source=source)
     try:
-        heads = int(config.get("num_attention_heads", 12))
+        heads = config.get("num_attention_heads", 12)
+        epsilon = float(config.get("layer_norm_eps", 1e-12))
+        if type(heads) is not int or heads < 1 or not 0 <= epsilon < math.inf:
+            raise ValueError(f"num_attention_heads={heads!r} or layer_norm_eps={epsilon} is wrong")
         return {
             "attention": {"name": "full", "num_heads": heads},
-            "norm_epsilon": float(config.get("layer_norm_eps", 1e-12)),
+            "norm_epsilon": epsilon,
             "activation": activation,
             "norm": "layer",
             "norm_position": "pre",
         }
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:  # of an integer of 400 digits
         raise BadInputError(f"{source}: {error}; download it again") from None
 
 
@@ -145,8 +157,10 @@ def fold_pixels(params: dict, preprocessor: Mapping[str, Any], *, source: str) -
             mean, std = (np.array(fields.get(f"image_{x}", 0.5), float) for x in ("mean", "std"))
         if not (std > 0).all():
             raise ValueError("image_std is not above 0")
-        a, b = (np.broadcast_to(x / std, kernel.shape[2]) for x in (127.5 * r, 127.5 * r - mean))
-    except (AttributeError, TypeError, ValueError) as error:
+        a, b = (np.broadcast_to(x / std, kernel.shape[-2]) for x in (127.5 * r, 127.5 * r - mean))
+        if not (a.all() and np.isfinite(a + b).all()):
+            raise ValueError("its numbers leave no finite pixels that differ")
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise BadInputError(f"{source}: {error}; download it again") from None
     if np.allclose(a, 1) and np.allclose(b, 0, atol=1e-6):
         return params, ""
@@ -166,9 +180,9 @@ def read_huggingface(
     known = any(name.endswith(f"{EMBEDDINGS}.weight") for name in arrays)
     if not known or not config.exists():
         return None
-    fields = model_fields(read_json(config), source=str(config))
+    fields = model_fields(read_object(config), source=str(config))
     params = from_huggingface(arrays, source=source)
-    pixels = read_json(preprocessor) if preprocessor.exists() else {}
+    pixels = read_object(preprocessor) if preprocessor.exists() else {}
     params, folded = fold_pixels(params, pixels, source=str(preprocessor))
     return params, fields, folded
 
@@ -178,7 +192,7 @@ POSITION = "position/position_embedding"
 
 def fit(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) -> np.ndarray:
     """Resizes the positions to the grid of this model; see `specs.ModelSpec`."""
-    if name == POSITION and value.shape != shape:
+    if name == POSITION and value.shape[:1] == (1,) and value.shape != shape:
         return resize_positions(value, shape[1], cls_token=model["cls_token"] != "none")
     return value
 
@@ -201,8 +215,8 @@ def resize_positions(position: np.ndarray, num_tokens: int, *, cls_token: bool) 
 
 def square_side(tokens: int) -> int:
     """Returns the side of a square grid; raises BadInputError if `tokens` is not a square."""
-    side = round(tokens**0.5)
-    if side * side != tokens:
+    side = math.isqrt(max(tokens, 0))
+    if not 0 < side * side == tokens:
         raise BadInputError(
             f"positions of {tokens} patches do not form a square grid and cannot be resized; "
             "finetune at the image size of pretraining"
