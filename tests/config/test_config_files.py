@@ -1,10 +1,7 @@
 """Configs from files: what a file may import, and what its fields may hold."""
 
-<<<<<<< HEAD
-import sys
-=======
 import re
->>>>>>> df6f543b57b22666c39a7342d3566338704ed0f8
+import sys
 from pathlib import Path
 
 import pytest
