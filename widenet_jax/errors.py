@@ -185,7 +185,9 @@ def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: 
     listed = ", ".join(known)
     for name in fields:
         if name not in known:
-            raise BadInputError(f"{section}.{name} is unknown; {section} may have {listed}")
+            near = similar(name, known)
+            meant = f"did you mean {near}? " if near else ""
+            raise BadInputError(f"{section}.{name} is unknown; {meant}{section} may have {listed}")
 
 
 def check_section(

@@ -167,7 +167,10 @@ def test_numbers_out_of_range():
         ({"decay_exclude": "head/kernl"}, "the nearest is head/kernel"),
         ({"decay_exclude": "("}, "config.optimizer.decay_exclude: '(' is not"),
         ({"schedule": "linear", "end_learning_rate": 0.2}, "above learning_rate=0.1"),
-        ({"learning_rte": 0.1}, "config.optimizer.learning_rte is unknown; config.optimizer may"),
+        (
+            {"learning_rte": 0.1},
+            "learning_rte is unknown; did you mean learning_rate? config.optimizer may",
+        ),
         ({"warmup": 3}, "config.optimizer.warmup=3 is not a duration"),
     ],
 )

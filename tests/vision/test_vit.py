@@ -119,7 +119,10 @@ def test_epsilon_activation_and_initialiser_reach_every_part():
         ({"dtype": "float16"}, "config.model.dtype='float16'"),
         ({"pool": "token"}, "config.model.cls_token=learned"),
         ({"attention": {"name": "full", "num_heads": 7}}, "must divide"),
-        ({"loops": 3}, "config.model.loops is unknown; config.model may have loop"),
+        (
+            {"loops": 3},
+            "config.model.loops is unknown; did you mean loop? config.model may have loop",
+        ),
         ({"moe": {"mlp_dim": 64, "blocks": "all"}}, "config.model.moe.blocks is unknown"),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from compiled import apply, equations_in, init
 
+from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention import attend
 from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.attention.relative import relative_attend
@@ -38,6 +39,21 @@ def test_equals_its_definition():
             heads.append(weights @ v[real, part])
         expected = linear("out", np.concatenate(heads, -1))
         np.testing.assert_allclose(ours[b], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mask": jnp.ones((2, 3, 3), bool)}, r"mask is \[2, 3, 3\]; must be \[2, 4\]"),
+        ({"segment_ids": jnp.ones(3, int)}, r"segment_ids is \[3\]; must be \[2, 3\]"),
+        ({"causal": True}, "as many keys as queries, not 4, 3"),
+        ({"implementation": "flash"}, "choose one of xla, pallas, cudnn, auto"),
+    ],
+)
+def test_attend_names_what_does_not_fit(options: dict, words: str):
+    query, key = jnp.ones((2, 3, 2, 4)), jnp.ones((2, 4, 2, 4))
+    with pytest.raises(BadInputError, match=words):
+        attend(query, key, key, **options)
 
 
 def test_dropout_acts_on_the_output_alone():

@@ -54,7 +54,14 @@ def attend(
     if implementation == AUTO:
         fast = platform() == "tpu" and query.shape[1] >= PAYS_FROM and fits(query, key)
         implementation = "pallas" if fast else "xla"
-    run = choose(IMPLEMENTATIONS, implementation, field=FIELD)
+    run = choose(IMPLEMENTATIONS | {AUTO: None}, implementation, field=FIELD)
+    B, Tq, Tk = (*query.shape[:2], key.shape[1])
+    wanted = {"mask": (mask, (B, Tk)), "segment_ids": (segment_ids, (B, Tq))}
+    for name, (array, shape) in wanted.items():
+        if array is not None and array.shape != shape:
+            raise BadInputError(f"{name} is {list(array.shape)}; must be {list(shape)}")
+    if (causal or segment_ids is not None) and Tq != Tk:
+        raise BadInputError(f"causal and segment_ids need as many keys as queries, not {Tk}, {Tq}")
     return run(query, key, value, mask, segment_ids, causal)
 
 
