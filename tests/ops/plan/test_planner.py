@@ -1,10 +1,13 @@
 """Figures of a plan, by hand, and changes that make a step fit, with a double of the compiler."""
 
+from pathlib import Path
+
 import pytest
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
 from widenet_jax.data.contract import DataInfo
+from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan.compile import CompiledStep
 from widenet_jax.ops.plan.planner import GIB, data_info, plan_run, size_figures
@@ -130,3 +133,15 @@ def test_other_sets_need_both_numbers():
         data_info(config, num_examples=7, num_classes=None)
     info = data_info(config, num_examples=1020, num_classes=102)
     assert (info.num_examples, len(info.info["class_names"])) == (1020, 102)
+
+
+def test_a_text_file_here_needs_no_numbers(tmp_path: Path):
+    """The rows and the number of bytes are those that a run would read."""
+    (tmp_path / "mine.txt").write_text("It was a night.\n" * 625)
+    config = load_config("configs/language_model.py:tiny")
+    config.data.path = str(tmp_path / "mine.txt")
+    found = data_info(config)
+    assert found.info["vocab_size"] == 256 and found == open_data(config).data_info
+    config.data.path = str(tmp_path / "other.txt")
+    with pytest.raises(BadInputError, match=r"the size of the set 'other\.txt' is unknown"):
+        data_info(config)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.durations import to_steps
 from widenet_jax.data.contract import DataInfo, StreamInfo
+from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
@@ -201,7 +202,7 @@ def changes(config: ConfigDict, excess: float) -> list[dict[str, Any]]:
 
 
 def data_info(config: ConfigDict, **given: int | None) -> DataInfo:
-    """Returns what is known of the data set that `config.data` names.
+    """Returns what is known of the data set that `config.data` names, or what a set here holds.
 
     Args:
       config: the run.
@@ -217,7 +218,10 @@ def data_info(config: ConfigDict, **given: int | None) -> DataInfo:
         windows = (numbers["num_tokens"] - 1) // config.data.max_length
         numbers["num_examples"] = windows // config.batch_size * config.batch_size
     needed = ["num_examples", *spec.sizes[1:]]
-    if any(name not in numbers for name in needed):
+    unknown = any(name not in numbers for name in needed)
+    if unknown and config.data.path and Path(config.data.path).exists():
+        return open_data(config).data_info
+    if unknown:
         flags = " ".join(f"--{name}=N" for name in needed)
         raise BadInputError(
             f"the size of the set {set_name(config, spec)!r} is unknown; add {flags} "
