@@ -18,7 +18,7 @@ from widenet_jax.typing import Array, Aux, Inputs, PyTree
 
 COUNTERS = ("skipped_updates", "bad_examples")
 STREAMS = ("dropout", "router", "mixup")
-LOOPS = 2**31 - 1  # the number, far beyond those of parts, of the key that draws loops
+LOOPS = 2**31 - 1  # the number of the key that draws loops, far beyond the numbers of parts
 # (params, batch, step) -> (gradients, metrics)
 Gradients = Callable[[PyTree, Mapping[str, Array], Array], tuple[PyTree, Metrics]]
 

@@ -282,7 +282,7 @@ def check_bad(bad: int, seen: int, *, num_examples: int, limit: float, what: str
 def join_blocks(blocks: Sequence[Block]) -> Block:
     """Joins the blocks of one step, and empties them.
 
-    The arrays are new: those of a worker lie in shared memory, which is free once they are gone.
+    The arrays are copies: a worker's lie in shared memory, which is freed when they are deleted.
     """
     names = [key for key in blocks[0] if key != COMPLAINTS]
     joined = {key: np.concatenate([block.pop(key) for block in blocks]) for key in names}

@@ -34,8 +34,8 @@ class LanguageModel(BlockSettings, kw_only=True):
       embed_dim: D, even.
       tied_output: whether the output layer is the embedding's transpose, without a bias.
       dropout: rate after the embedding and before the output layer, too.
-      allow_mixing: whether a feed-forward may see later tokens (its attribute `mixes`); losses are
-        then not those of a language model.
+      allow_mixing: whether a feed-forward may see later tokens (its attribute `mixes`); the losses
+        then say nothing about predicting text.
       The rest: see `block_settings.BlockSettings`.
     """
 

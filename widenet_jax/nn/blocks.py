@@ -35,7 +35,7 @@ class Blocks(BlockSettings):
 
     Attributes:
       last_norm: whether pre-norm ends with a last norm.
-      some_steps: the blocks to run; (): those of the loop.
+      some_steps: the blocks to run; (): the whole loop.
       The rest: see `BlockSettings`.
     """
 
@@ -399,7 +399,7 @@ def repeat(run: Callable, x: Array, inputs: list[list]) -> tuple[Array, list]:
     """Runs `run(x, inputs of a period) -> (x, output)` once a period, in a loop if it is repeated.
 
     Args:
-      inputs: those of the periods, for each piece of a period.
+      inputs: each piece of a period -> the inputs of all periods.
 
     Returns:
       The last x, and the output of each period.

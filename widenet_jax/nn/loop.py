@@ -97,7 +97,7 @@ class Exit:
     """What is predicted after each loop of the group that loops; the coda runs on each state.
 
     Attributes:
-      loss: of training: that of the "last" loop; the "mean" over loops; or "expected", sum_k p_k
+      loss: of training: the "last" loop's; the "mean" over loops; or "expected", sum_k p_k
         loss_k - entropy H(p): a gate l_k = sigmoid(w x_k + b) leaves at loop k with p_k = l_k
         prod_{j<k} (1 - l_j), and the last loop takes the rest (Ouro, arXiv:2510.25741).
       entropy: weight of H(p), averaged over tokens, in "expected"; its size is ours.
@@ -125,8 +125,8 @@ class Step:
         experts.
       routes: whether it may not follow the routing of the step before it.
       follows: the step whose routing it follows; None for none.
-      begins, ends: the group of which it begins or ends a loop; None for none, or where nothing
-        happens then.
+      begins, ends: its group, where it is the first or last step of a loop and something happens
+        there; else None.
       scale: of its residual branches.
       loops: that its conditioned norms know; 0: they are not conditioned.
     """

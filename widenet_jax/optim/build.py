@@ -402,7 +402,7 @@ TIED_RATES: dict[str, Callable[[int], float]] = {
 def update_factors(
     params: PyTree, section: Mapping, *, depth: int, places: Mapping[str, Sequence[int]]
 ) -> PyTree:
-    """Returns the factor of each parameter's update: `layer_factors` over those of `tied_rate`."""
+    """Returns the factor of each parameter's update: `layer_factors` over `tied_rate`'s."""
     divisor = TIED_RATES[section["tied_rate"]]
 
     def factor(path: str, of_layer: float) -> float:

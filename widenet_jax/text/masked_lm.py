@@ -117,7 +117,7 @@ class MaskedLm(Task):
     ) -> dict[str, float]:
         """Adds the standard error of `mlm_accuracy`, whose sequences vary as wholes.
 
-        It is that of a ratio of sums over sequences, to first order (the delta method).
+        By the delta method, for a ratio of sums over sequences.
         """
         del rows, source
         counts = {"mlm": sums["predictions"], "order": sums["orders"]}

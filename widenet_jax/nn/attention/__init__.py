@@ -22,8 +22,8 @@ that the model sets.
     y    [B, T, D]
     aux  as a feed-forward's, see `feed_forwards`, with other names of losses and sums; {} for none
 
-With `takes_values = True` it may also be called with `values=` [B, T, D], of which values are made
-in place of x: for `config.model.norm_position=peri`.
+With `takes_values = True` it may also be called with `values=` [B, T, D], from which it computes
+values in place of x: for `config.model.norm_position=peri`.
 
 It may have
 

@@ -32,7 +32,7 @@ from widenet_jax.typing import Array
 
 BLOCK = 256  # queries of a block
 LONGEST = 512  # T
-MOST_KEYS = 5 * LONGEST  # S = M + T: those of an evaluation, whose memory is 4 T
+MOST_KEYS = 5 * LONGEST  # S = M + T: an evaluation's memory is 4 T
 MEMORY = 32 << 20  # bytes that a kernel may use
 MOST_KEYS_V4 = 1_024  # S of a gradient on a v4, whose cores have 16 MiB of memory
 LIMITS = (

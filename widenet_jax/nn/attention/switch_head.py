@@ -98,7 +98,7 @@ class SwitchHead(SelfAttention):
         return chosen_experts(index, self.num_experts)
 
     def experts(self, side: str, rows: int, columns: int) -> Array:
-        """Returns the kernels of one side, each of which is drawn as one dense kernel."""
+        """Returns the kernels of one side, each drawn as one dense kernel."""
         shape, init = (self.num_experts, rows, columns), self.kernel_init.kernel(batch_axis=(0,))
         return KernelAndBias(shape, None, init, name=f"{side}_experts")()[0]
 

@@ -30,7 +30,7 @@ class Schedule(NamedTuple):
     Attributes:
       once: outside its loop.
       per_trip: of its loop, 0 without one; a loop within it counts as one trip.
-      nested: those of loops within the loop.
+      nested: of loops within the loop.
     """
 
     once: int
