@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config import imports
 from widenet_jax.config.fields import override
-from widenet_jax.config.files import defined_in, load_config
+from widenet_jax.config.files import defined_in, load_config, stored_config
 from widenet_jax.errors import BadInputError
 
 ROOT = Path(__file__).parents[2]
@@ -143,3 +143,10 @@ def test_a_file_that_does_not_define_what_a_flag_needs(name, content, told, tmp_
         defined_in(str(file), "batches", flag="--peer")
     file.with_suffix(".py").write_text("batches = 1")
     assert defined_in(str(file.with_suffix(".py")), "batches", flag="--peer") == 1
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"task": {}}', '{"model_type": "bert"}'])
+def test_a_config_json_of_no_run(content: str, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(BadInputError, match=r"^--workdir=.*: no run there; give the --workdir of"):
+        stored_config(str(tmp_path))

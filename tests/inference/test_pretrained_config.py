@@ -142,6 +142,7 @@ def test_the_command_line_of_a_run(tmp_path):
         ('{"model_type": "bert", "num_attention_heads": NaN}', "heads=nan is not a number"),
         ('{"model_type": "bert", "layer_norm_eps": Infinity}', "layer_norm_eps=inf is not a numb"),
         ('{"model_type": "bert", "hidden_act": "swish"}', "hidden_act='swish' is not an activ"),
+        ('{"model_type": "bert", "num_attention_heads": 0}', "heads=0 is not a number of at least"),
         ('{"model_type": "bert", "hidden_act": []}', r"hidden_act=\[\] is not an activation"),
         ('{"model_type": "bert", "position_embedding_type": "relative_key"}',
          "position_embedding_type='relative_key', and our models have 'absolute' only"),

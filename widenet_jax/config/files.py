@@ -88,6 +88,7 @@ def stored_config(workdir: str) -> ConfigDict:
     stored = absolute(workdir) / "config.json"
     try:
         config = ConfigDict(from_json(parse_json(stored.read_text())))
+        _ = config.task, config.model, config.data  # AttributeError: the file is another's
     except (OSError, ValueError, TypeError, AttributeError):
         raise BadInputError(
             f"--workdir={workdir}: no run there; give the --workdir of a training run"

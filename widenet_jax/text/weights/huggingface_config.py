@@ -81,8 +81,9 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any] |
     for name in DEFAULTS[kind]:
         number = theirs[name]
         is_number = type(number) in (int, float) and 0 <= number < math.inf
-        if not is_number or (name not in RATES and number != int(number)):
-            raise BadInputError(f"{source}: {name}={number!r} is not a number; download it again")
+        if not is_number or (name not in RATES and (number != int(number) or number < 1)):
+            kind = "a number" if name in RATES else "a number of at least 1"
+            raise BadInputError(f"{source}: {name}={number!r} is not {kind}; download it again")
         theirs[name] = (float if name in RATES else int)(number)  # JSON may write a rate as 0
     factorised = kind == "albert"
     shared = factorised and shares_all(theirs, source)
