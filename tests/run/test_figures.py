@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -168,3 +169,10 @@ def test_numbers_on_axes_are_plain(tmp_path: Path, drawn):
     for axis in (steps, rates):
         assert not axis.xaxis.get_offset_text().get_text()
         assert not axis.yaxis.get_offset_text().get_text()
+
+
+def test_a_loss_of_0_has_no_logarithm(tmp_path: Path, drawn):
+    records = [{"step": s, "split": "train", "cross_entropy": 0.0, "accuracy": 1.0} for s in (1, 2)]
+    with warnings.catch_warnings(action="error"):
+        draw([write_records(tmp_path / "run", records)], tmp_path / "a.png")
+    assert curves(drawn[0].axes[0])[0] == (BLUE, [1, 2], [0.0, 0.0])

@@ -95,7 +95,7 @@ def draw_learning_curves(
                 if len(members) > 1:
                     low, high = values.min(axis=0), values.max(axis=0)
                     axis.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
-    if len(metrics) > 1:
+    if len(metrics) > 1 and axes[0].dataLim.ymax > 0:  # else no logarithm
         axes[0].set_yscale("log")
     draw_references(axes, metrics, workdirs[0], [step for r in runs for step in raised_steps(r)])
     for axis, one in zip(axes, metrics, strict=True):

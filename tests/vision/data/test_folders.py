@@ -264,3 +264,21 @@ def test_of_a_messy_folder_every_image_is_read_or_named(tmp_path):
     line = overview((("train", data.train), ("val", data.eval)), "images")
     kinds = ".DS_Store 1, .DS_Store in no class 1, .heic 1, .txt 1"
     assert line.endswith(f"; 4 files left out ({kinds})")
+
+
+def test_a_single_class_is_refused(folder):
+    """As where the path is one level too high, and its only folder holds the class folders."""
+    for split in ("train", "val"):
+        shutil.rmtree(folder / split / "ant")
+    with pytest.raises(BadInputError, match="split train has one class only") as error:
+        open_data(config_of(folder))
+    assert str(error.value).startswith(f"{folder}: ") and "(zebra)" in str(error.value)
+
+
+def test_the_folder_of_a_class_is_no_folder_of_classes(flat):
+    """Its images would be left out, and an inner folder would be the only class."""
+    for name in ("", "best"):
+        (flat / "ant" / name).mkdir(exist_ok=True)
+        message = refused(config_of(flat / "ant", eval_fraction=0.1).data, "train")
+        assert f"{flat}/ant: 200 images lie in it itself" in message
+        assert "a folder for each class" in message

@@ -99,12 +99,18 @@ class ImageFolder(LabelledImages):
         found = {name: _contents(folder / names[name], names[name]) for name in sorted(names)}
         if divided:  # an empty folder is no class; in a split's own folder it may be a broken copy
             found = {name: contents for name, contents in found.items() if any(contents)}
+        _, beside = _contents(folder)
+        loose = sum(kind_left_out(name) is None for name in beside)
+        if loose > sum(len(images) for images, _ in found.values()):
+            raise BadInputError(
+                f"{folder}: {loose:,} images lie in it itself, which is right for the folder of a "
+                "class; it must hold a folder for each class (is config.data.path one too deep?)"
+            )
         if not found:
             raise BadInputError(
                 f"{folder}: has no class folders; images belong in {root}/SPLIT/CLASS/, or in "
                 f"{root}/CLASS/ with --{holdout.field}=0.1"
             )
-        _, beside = _contents(folder)
         others = {name: f"{kind} in no class" for name, kind in beside.items() if kind != "folder"}
         for name, (images, rest) in found.items():
             others |= rest
