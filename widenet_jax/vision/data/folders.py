@@ -117,7 +117,8 @@ class ImageFolder(LabelledImages):
             if divided and not images:
                 raise BadInputError(
                     f"{folder / names[name]}: no image in it ({', '.join(IMAGE_SUFFIXES)}), but "
-                    f"other files ({counts_text(Counter(rest.values()))}); convert or remove them"
+                    f"other files ({counts_text(Counter(rest.values()))}); convert or remove "
+                    "them, or name the folder that holds the class folders"
                 )
         self.class_names = tuple(found)
         check_class_names(self.class_names, folder)
@@ -134,7 +135,7 @@ class ImageFolder(LabelledImages):
         return len(self._files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        path = self._path(index)
+        path = self.describe(index)
         try:
             return {"image": read_regular(path), "label": int(self.record_labels[index])}
         except OSError as error:
@@ -145,10 +146,10 @@ class ImageFolder(LabelledImages):
             dangling = error.errno == errno.ENOENT and os.path.islink(path)
             reason = "link to a file that is not there" if dangling else error.strerror
             kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
-            raise kind(f"{self.describe(index)}: {reason}; replace or remove it") from None
+            raise kind(f"{path}: {reason}; replace or remove it") from None
 
     def describe(self, index: int) -> str:
-        return f"{self._path(index)} (image {index})"
+        return f"{self._folder}/{self._files[index]}"
 
     def files(self) -> list[str]:
         """Returns the name of each file, and sizes of at most MAX_SIZES; see `contract.Source`."""
@@ -158,7 +159,7 @@ class ImageFolder(LabelledImages):
 
     def _size(self, index: int) -> str:
         try:
-            return str(os.stat(self._path(index)).st_size)
+            return str(os.stat(self.describe(index)).st_size)
         except OSError:
             return "missing"
 
@@ -166,9 +167,6 @@ class ImageFolder(LabelledImages):
         """Returns the records between bounds, which are applied to every class: int64 [n]."""
         places = [np.flatnonzero(self.record_labels == k) for k in range(len(self.class_names))]
         return np.concatenate([records[slice_of(bounds, len(records))] for records in places])
-
-    def _path(self, index: int) -> str:
-        return f"{self._folder}/{self._files[index]}"
 
 
 def check_folder(root: str, field: str = "") -> None:
@@ -188,7 +186,7 @@ def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
 
     Returns:
       "CLASS/FILE" of each image, sorted, and of all other entries, with their kind: a suffix,
-      "hidden" or "folder".
+      "hidden", "folder" or "folder in a class".
     """
     images, others = [], {}
     for entry in _entries(folder):
@@ -196,7 +194,8 @@ def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
         if kind is None and name:
             images.append(path)
         else:
-            others[path] = "folder" if entry.is_dir() else kind or _suffix_of(entry.name)
+            folder_kind = "folder in a class" if name else "folder"
+            others[path] = folder_kind if entry.is_dir() else kind or _suffix_of(entry.name)
     return sorted(images), others
 
 
