@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from widenet_jax.run.figures import PALETTE, draw_learning_curves, raised_steps, save, subplots
+from widenet_jax.text.classification import TextClassification
 
 BLUE, ORANGE = (colour.lower() for colour in PALETTE[:2])
 
@@ -176,3 +177,14 @@ def test_a_loss_of_0_has_no_logarithm(tmp_path: Path, drawn):
     with warnings.catch_warnings(action="error"):
         draw([write_records(tmp_path / "run", records)], tmp_path / "a.png")
     assert curves(drawn[0].axes[0])[0] == (BLUE, [1, 2], [0.0, 0.0])
+
+
+def test_the_largest_class_in_place_of_guessing(tmp_path: Path, drawn):
+    """Its share is what a classifier of two unequal classes reaches by one answer."""
+    run = write_run(tmp_path / "run", [0.65, 0.75])
+    (run / "class_names.json").write_text(json.dumps(["ant", "bee"]))
+    task = TextClassification(100, 2, {}, largest_share=0.7)
+    (run / "result.json").write_text(json.dumps({"baseline": task.baseline._asdict()}))
+    draw([run], tmp_path / "a.png")
+    line = drawn[0].axes[1].lines[-1]
+    assert (line.get_label(), line.get_ydata()[0]) == ("share of the largest class", 0.7)

@@ -176,7 +176,8 @@ def open_data(
     if config.task.get("class_weights", "none") != "none":
         counts = class_counts(train)
     size = examples_an_epoch(train, config)
-    data_info = DataInfo(size, example, info, stream_info(train, evaluation), counts)
+    stream, share = stream_info(train, evaluation), largest_share(evaluation)
+    data_info = DataInfo(size, example, info, stream, counts, share)
     return Data(train, evaluation, train_transform, eval_transform, data_info)
 
 
@@ -266,6 +267,12 @@ def class_counts(source: LabelledImages) -> tuple[int, ...]:
             with contextlib.suppress(BadExampleError):
                 labels.append(source[index]["label"])
     return tuple(np.bincount(labels, minlength=len(source.class_names)).tolist())
+
+
+def largest_share(source: Source) -> float | None:
+    """Returns the share of the most frequent class; None of a source that does not know labels."""
+    labels = getattr(source, "record_labels", None)
+    return None if labels is None else float(np.bincount(labels).max() / len(labels))
 
 
 def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:

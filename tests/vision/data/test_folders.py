@@ -15,7 +15,7 @@ from messy_photos import as_pillow_reads, left_out, readable, unreadable, write_
 from ml_collections import ConfigDict
 
 from widenet_jax.data import records
-from widenet_jax.data.sources import build_source, class_counts, open_data, overview
+from widenet_jax.data.sources import build_source, class_counts, largest_share, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data import files
 from widenet_jax.vision.data.folders import Holdout
@@ -118,6 +118,7 @@ def test_a_class_may_be_missing_in_evaluation_and_is_named(folder):
     assert data.eval.class_names == data.train.class_names == ("ant", "zebra")
     assert [data.eval[i]["label"] for i in range(2)] == [1, 1]
     splits = (("train", data.train), ("val", data.eval))
+    assert data.data_info.largest_share == 1.0  # of evaluation
     assert overview(splits, "images") == (
         "train: 4 images, 2 classes; val: 2 images, none of ant; "
         "6 files left out (.txt 3, hidden 3)"
@@ -140,7 +141,9 @@ def test_classes_are_counted_where_the_task_weights_them(folder):
     assert open_data(config).data_info.class_counts == (3, 2)
     examples = [(k, png(k)) for k in (1, 0, 1)]
     records.write_set(folder / "set", {"train": examples}, class_names="abc", provenance={})
-    assert class_counts(ArrayRecord(str(folder / "set"), "train")) == (1, 2, 0)
+    packed = ArrayRecord(str(folder / "set"), "train")
+    assert class_counts(packed) == (1, 2, 0)
+    assert largest_share(packed) is None  # only reading all of it would tell
 
 
 def test_a_slice_of_a_folder_takes_its_share_of_every_class(folder):
