@@ -286,6 +286,8 @@ PACKAGE = "matplotlib_fontja"  # of Japanese fonts; importing it would change ma
 # Fonts that ship with matplotlib and have no letters, or boxes in place of all letters.
 NOT_LETTERS = ("Last Resort", "STIX", "cm", "DejaVu")
 
+TOLD: list[frozenset[str]] = []  # what the warning named
+
 
 @contextmanager
 def lettered(figure: Figure) -> Iterator[None]:
@@ -309,12 +311,14 @@ def lettered(figure: Figure) -> Iterator[None]:
 def families_for(letters: frozenset[str]) -> list[str]:
     """Returns the font families to draw these characters with, matplotlib's own first.
 
-    Warns of characters that no family has.
+    Warns once of characters that no family has.
     """
     lacking = {letter for letter in letters if letter.isprintable() and not letter.isspace()}
     lacking -= characters_of(OWN)
     others = {name: characters_of(name) & lacking for name in (installed() if lacking else ())}
-    if lacking := lacking.difference(*others.values()):
+    lacking = lacking.difference(*others.values())
+    if lacking and not TOLD:
+        TOLD.append(lacking)
         print(
             f"warning: no font here draws {''.join(sorted(lacking))[:12]} (characters: "
             f"{len(lacking)}), so that pictures have boxes instead; install a font of that script, "
