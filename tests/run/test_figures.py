@@ -94,9 +94,13 @@ def test_the_legend_names_the_splits(tmp_path: Path, drawn):
     (run / "config.json").write_text(json.dumps({"data": data}))
     draw([run], tmp_path / "a.png")
     draw([run, run], tmp_path / "b.png", names=["a", "b"], splits=("eval",))
-    legends = [axis.get_legend() for figure in drawn for axis in figure.axes if axis.get_legend()]
+    legends = [legend for figure in drawn for legend in figure.legends]
     texts = [[text.get_text() for text in legend.get_texts()] for legend in legends]
     assert texts == [["train[10%:]", "val"], ["a val", "b val"]]
+    for figure, legend in zip(drawn, legends, strict=True):  # it covers no point
+        figure.draw_without_rendering()
+        below = min(axis.get_window_extent().y0 for axis in figure.axes)
+        assert legend.get_window_extent().y1 < below
     assert drawn[0].axes[0].get_ylabel() == "cross-entropy"
 
 
@@ -181,10 +185,12 @@ def test_a_loss_of_0_has_no_logarithm(tmp_path: Path, drawn):
 
 def test_the_largest_class_in_place_of_guessing(tmp_path: Path, drawn):
     """Its share is what a classifier of two unequal classes reaches by one answer."""
-    run = write_run(tmp_path / "run", [0.65, 0.75])
+    run = write_run(tmp_path / "run", [0.55, 0.95])
     (run / "class_names.json").write_text(json.dumps(["ant", "bee"]))
     task = TextClassification(100, 2, {}, largest_share=0.7)
     (run / "result.json").write_text(json.dumps({"baseline": task.baseline._asdict()}))
     draw([run], tmp_path / "a.png")
+    texts = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert texts[-2:] == ["guessing", "share of the largest class"]  # of the left, of the right
     line = drawn[0].axes[1].lines[-1]
     assert (line.get_label(), line.get_ydata()[0]) == ("share of the largest class", 0.7)

@@ -123,7 +123,7 @@ def evaluate_classifier(
     top_1 = f"{result['top_1']:.2%}{interval_text(intervals['top_1'])}"
     if out:
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
-        title = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}, top-1 {top_1}"
+        title = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}\ntop-1 {top_1}"
         classification.draw_confusion(accuracy, out / "confusion.png", title=title)
     worst = sorted(result["per_class"].items(), key=lambda item: item[1])[:WORST]
     confused = ", ".join(f"{a} for {b} ({n:,})" for a, b, n in accuracy.confused(CONFUSED))

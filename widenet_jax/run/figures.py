@@ -43,7 +43,7 @@ MOST_STRETCH = 3  # times the curves' range: a line further away would press the
 # enough for a slide.
 SHRINK, DPI = 0.8, 150
 MOST_NAMES = 50  # class names that fit beside a figure
-CROSS_ENTROPY = "cross_entropy"
+CROSS_ENTROPY, GUESSING = "cross_entropy", "guessing"
 LABELS = {CROSS_ENTROPY: "cross-entropy"}
 
 
@@ -60,8 +60,8 @@ def draw_learning_curves(
     Each run has a colour and a marker; evaluation is dashed. Runs of one name are one curve: their
     mean at the steps that all recorded, in a band between the extremes. A curve is left out if its
     split does not record the metric, and so is the loss if no curve is left. The legend names the
-    splits. Dotted: guessing, or the task's baseline; a number, where the line would press the
-    curves together. Grey: where a longer duration raised the learning rate again.
+    splits. Dotted: guessing; dash-dotted: the task's baseline; a number, where the line would press
+    the curves together. Grey: where a longer duration raised the learning rate again.
 
     Args:
       workdirs: of runs of one task.
@@ -106,10 +106,16 @@ def draw_learning_curves(
 
 
 def place_legend(figure: Figure, axes: Sequence[Axes], *, few: bool) -> None:
-    """Draws the legend of learning curves: of few runs within the last panel."""
+    """Draws the legend of learning curves: of few runs below them, of more beside them."""
     if few:
-        axes[-1].legend()
-    else:  # beside the curves, not over them
+        # Below the axes: short curves fill them, and a legend within would cover points.
+        entries = {}  # label -> line; the panels have most of them in common
+        for axis in axes:
+            lines, texts = axis.get_legend_handles_labels()
+            entries |= zip(texts, lines, strict=True)
+        place = {"loc": "outside lower center", "ncols": 4}
+        figure.legend(entries.values(), entries.keys(), **place)
+    else:
         handles, texts = axes[-1].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside right upper", fontsize=8)
         height = max(4, 0.5 + 0.25 * len(texts))
@@ -153,12 +159,12 @@ def draw_references(
 
 
 def draw_reference(axis: Axes, name: str, value: float) -> None:
-    """Draws a dotted line, or writes its value where it would take most of the axis."""
+    """Draws a line, or writes its value where it would take most of the axis."""
     scale = np.log if axis.get_yscale() == "log" else float
     low, high = (scale(end) for end in axis.get_ylim())
     span = max(high, scale(value)) - min(low, scale(value))
     if not axis.has_data() or span <= MOST_STRETCH * (high - low):
-        axis.axhline(value, color="black", ls=":", lw=1, label=name)
+        axis.axhline(value, color="black", ls=":" if name == GUESSING else "-.", lw=1, label=name)
         return
     above = scale(value) > high
     place, side = (0.97, "top") if above else (0.03, "bottom")
@@ -175,7 +181,7 @@ def reference_of(workdir: epath.PathLike, metric: str) -> tuple[str, float] | No
     V = len(read_json(names)) if names.exists() else 0
     values = {"accuracy": 1 / V, CROSS_ENTROPY: float(np.log(V))} if V else {}
     values["order_accuracy"] = 0.5  # two segments, in order or swapped
-    return ("guessing", values[metric]) if metric in values else None
+    return (GUESSING, values[metric]) if metric in values else None
 
 
 def run_colour(index: int, count: int) -> Any:
@@ -271,7 +277,7 @@ def save(figure: Figure, out: epath.PathLike) -> None:
     need.
     """
     for title in (*figure.texts, *(axes.title for axes in figure.axes)):
-        title.set_wrap(True)
+        title.set_wrap(not title.get_rotation())  # the layout has no room for wrapped labels
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             write_decimals(axis)

@@ -70,6 +70,17 @@ def test_what_other_numbers_of_loops_need_is_said_plainly(monkeypatch, capsys):
     assert capsys.readouterr().err == "losses of loops: passes over the evaluation split: 2\n"
 
 
+def test_the_ticks_of_loops_are_whole_numbers(tmp_path: Path, drawn):
+    """Also where there is a single loss."""
+    places = {"0.0": {"cosine": [0.5, 0.6, 0.7]}}
+    found = {"loops": 4, "metric": "cross_entropy", "losses": {4: 1.2}, "places": places}
+    loops.draw_loops(found, tmp_path / "a.png")
+    for axis in drawn[0].axes:
+        low, high = axis.get_xlim()
+        ticks = [tick for tick in axis.get_xticks() if low <= tick <= high]
+        assert ticks and all(tick == int(tick) for tick in ticks)
+
+
 @pytest.mark.slow
 def test_loops_that_change_nothing(tmp_path: Path):
     """Without weights each block is the identity, and so the number of loops does not matter."""

@@ -206,7 +206,7 @@ def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") ->
         axes[3].plot([], [], "--", color="grey", label="no expert in common")
         axes[3].set_ylim(0, 1.02)
     for axis in axes:
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
     save(figure, out)
