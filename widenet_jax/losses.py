@@ -1,6 +1,7 @@
 """Cross-entropies, in float32 whatever the model's dtype; loss and metrics of classifiers."""
 
 import abc
+import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -9,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.data.contract import Source
-from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Task, add_layer_losses
+from widenet_jax.task import (
+    Apply,
+    Baseline,
+    Evaluation,
+    Metrics,
+    PrimaryMetric,
+    Task,
+    add_layer_losses,
+)
 from widenet_jax.typing import Array, Aux
 
 
@@ -58,13 +67,33 @@ def label_cross_entropy(logits: Array, labels: Array) -> Array:
     return jax.nn.logsumexp(logits, axis=-1) - label_logit
 
 
+# What to do about a model that answers one class.
+ADVICE = (
+    "a model that always answers that class reaches as much; train longer (config.duration), try "
+    "another config.optimizer.learning_rate, or balance the classes"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelTask(Task):
     """Base of tasks with one label an example, of images or of texts.
 
     A subclass gives `inputs`, `loss` and the cross-entropy of evaluation.
+
+    Attributes:
+      largest_share: see `DataInfo`.
     """
 
+    largest_share: float | None = None
+
     primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric("accuracy")
+
+    @property
+    def baseline(self) -> Baseline | None:
+        if self.largest_share is None:
+            return None
+        name = "share of the largest class"
+        return Baseline("accuracy", self.largest_share, name, ADVICE, higher_is_better=True)
 
     @abc.abstractmethod
     def cross_entropy(self, logits: Array, labels: Array) -> Array:

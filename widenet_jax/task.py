@@ -43,19 +43,22 @@ class PrimaryMetric(NamedTuple):
 class Baseline(NamedTuple):
     """The value of a metric that a model reaches without learning what the task is about.
 
-    Runs and `scripts/evaluate.py` show it beside the metric, and say if they did not beat it.
+    Runs and, except for classifiers, `scripts/evaluate.py` show it beside the metric, and say if
+    they did not beat it.
 
     Attributes:
-      metric: a key of the task's `summarize`, and of its training metrics. Lower is better.
+      metric: a key of the task's `summarize`, and of its training metrics.
       value: of that metric.
       name: what the value is: "unigram entropy".
       advice: what to do about a run that does not beat it.
+      higher_is_better: as of `PrimaryMetric`.
     """
 
     metric: str
     value: float
     name: str
     advice: str
+    higher_is_better: bool = False
 
 
 @flax.struct.dataclass

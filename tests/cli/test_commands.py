@@ -45,7 +45,7 @@ def digit_files(tmp_path_factory) -> list[Path]:
     return [folder / f"{i}.png" for i in range(2)]
 
 
-def test_evaluate_an_export_into_files(exported, digits_run, tmp_path, capsys):
+def test_evaluate_an_export_into_files(exported, digits_run, tmp_path, capsys, drawn):
     out = tmp_path / "out"
     table = tmp_path / "new" / "predictions.csv"
     flags = (f"--out={out}", f"--predictions={table}", "--json")
@@ -59,6 +59,8 @@ def test_evaluate_an_export_into_files(exported, digits_run, tmp_path, capsys):
     rows = list(csv.DictReader(table.open()))
     right = sum(row["truth"] == row["prediction"] for row in rows)
     assert len(rows) == 360 and right / 360 == printed["top_1"]
+    title, interval = drawn[0].texts[0].get_text().split("\n")
+    assert title == "split test: 360 images" and interval.startswith("top-1 ")
     assert cv2.imread(str(out / "confusion.png")).shape[0] > 100
 
 

@@ -90,14 +90,18 @@ def test_classes_of_texts(reviews_run: Path, capsys):
 
 
 def test_classes_in_a_file(tmp_path: Path):
+    tops = [{"class": "no", "probability": 0.75}], [{"class": "yes", "probability": 2 / 3}]
     rows = [
-        {"text": "a, b", "pair": "c", "top": [{"class": "no", "probability": 0.75}]},
-        {"text": "d", "pair": "é", "top": [{"class": "yes", "probability": 0.5}]},
+        {"text": "a, b", "pair": "c", "top": tops[0]},
+        {"text": "d", "pair": "é", "top": tops[1]},
     ]
     table, lines = tmp_path / "found.csv", tmp_path / "found.jsonl"
     for out in (table, lines):
         predict.write_predictions(rows, str(out))
-    assert table.read_text() == ('text,pair,class_1,probability_1\n"a, b",c,no,0.75\nd,é,yes,0.5\n')
+    assert table.read_text() == (
+        'text,pair,class_1,probability_1\n"a, b",c,no,0.75\nd,é,yes,0.666667\n'
+    )
+    tops[1][0]["probability"] = 0.666667
     assert [json.loads(line) for line in lines.read_text().splitlines()] == rows
 
 

@@ -76,8 +76,8 @@ def test_predictions_as_csv():
     rows = {name: np.array(row) for name, row in rows.items()}
     rows |= {"probability": np.array([0.9, 0.5, 0.625]), "in_top": np.array([1, 1, 0], bool)}
     assert predictions_csv(("cat", "dog", "yak"), source, rows) == (
-        "file,truth,prediction,probability\n"
-        "photos/0.jpg,cat,cat,0.900000\nphotos/2.jpg,dog,yak,0.625000\n"
+        "file,index,truth,prediction,probability\n"
+        "photos/0.jpg,0,cat,cat,0.900000\nphotos/2.jpg,2,dog,yak,0.625000\n"
     )
     accuracy = accuracy_of(("cat", "dog", "yak"), rows | {"loss": np.array([0.5, 9.0, 1.5])})
     assert accuracy.confusion.tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
@@ -108,5 +108,5 @@ def test_equals_the_result_of_the_run_and_a_loop_over_images(digits_run):
     np.testing.assert_array_equal(accuracy.confusion, confusion)
     np.testing.assert_array_equal(accuracy.in_top, in_top)
     last = predictions_csv(trained.class_names, opened, rows).splitlines()[-1].split(",")
-    assert last[:3] == [opened.describe(359), str(label), str(row.argmax())]
-    assert float(last[3]) == pytest.approx(float(jax.nn.softmax(row).max()), abs=1e-4)
+    assert last[:4] == [opened.describe(359), "359", str(label), str(row.argmax())]
+    assert float(last[4]) == pytest.approx(float(jax.nn.softmax(row).max()), abs=1e-4)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from widenet_jax.run.figures import PALETTE, draw_learning_curves, raised_steps, save, subplots
+from widenet_jax.text.classification import TextClassification
 
 BLUE, ORANGE = (colour.lower() for colour in PALETTE[:2])
 
@@ -92,9 +94,13 @@ def test_the_legend_names_the_splits(tmp_path: Path, drawn):
     (run / "config.json").write_text(json.dumps({"data": data}))
     draw([run], tmp_path / "a.png")
     draw([run, run], tmp_path / "b.png", names=["a", "b"], splits=("eval",))
-    legends = [axis.get_legend() for figure in drawn for axis in figure.axes if axis.get_legend()]
+    legends = [legend for figure in drawn for legend in figure.legends]
     texts = [[text.get_text() for text in legend.get_texts()] for legend in legends]
     assert texts == [["train[10%:]", "val"], ["a val", "b val"]]
+    for figure, legend in zip(drawn, legends, strict=True):  # it covers no point
+        figure.draw_without_rendering()
+        below = min(axis.get_window_extent().y0 for axis in figure.axes)
+        assert legend.get_window_extent().y1 < below
     assert drawn[0].axes[0].get_ylabel() == "cross-entropy"
 
 
@@ -168,3 +174,23 @@ def test_numbers_on_axes_are_plain(tmp_path: Path, drawn):
     for axis in (steps, rates):
         assert not axis.xaxis.get_offset_text().get_text()
         assert not axis.yaxis.get_offset_text().get_text()
+
+
+def test_a_loss_of_0_has_no_logarithm(tmp_path: Path, drawn):
+    records = [{"step": s, "split": "train", "cross_entropy": 0.0, "accuracy": 1.0} for s in (1, 2)]
+    with warnings.catch_warnings(action="error"):
+        draw([write_records(tmp_path / "run", records)], tmp_path / "a.png")
+    assert curves(drawn[0].axes[0])[0] == (BLUE, [1, 2], [0.0, 0.0])
+
+
+def test_the_largest_class_in_place_of_guessing(tmp_path: Path, drawn):
+    """Its share is what a classifier of two unequal classes reaches by one answer."""
+    run = write_run(tmp_path / "run", [0.55, 0.95])
+    (run / "class_names.json").write_text(json.dumps(["ant", "bee"]))
+    task = TextClassification(100, 2, {}, largest_share=0.7)
+    (run / "result.json").write_text(json.dumps({"baseline": task.baseline._asdict()}))
+    draw([run], tmp_path / "a.png")
+    texts = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert texts[-2:] == ["guessing", "share of the largest class"]  # of the left, of the right
+    line = drawn[0].axes[1].lines[-1]
+    assert (line.get_label(), line.get_ydata()[0]) == ("share of the largest class", 0.7)

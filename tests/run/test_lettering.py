@@ -43,6 +43,7 @@ def fonts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_font(tmp_path / f"{family}.ttf", family, letters)
         font_manager.fontManager.addfont(tmp_path / f"{family}.ttf")
     families_for.cache_clear()
+    monkeypatch.setattr(lettering, "TOLD", [])
     yield
     families_for.cache_clear()
 
@@ -75,8 +76,8 @@ def test_letters_come_from_the_fonts_that_have_them(fonts, tmp_path: Path, capsy
 
 
 def test_letters_that_no_font_has_are_one_line(fonts, tmp_path: Path, capsys):
-    for _ in range(2):
-        draw(f"a{NOWHERE * 3}", tmp_path / "a.png")
+    for number in range(2):  # two pictures
+        draw(f"a{NOWHERE * 3} {number}", tmp_path / "a.png")
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert f"no font here draws {NOWHERE} (characters: 1)" in err and "[fonts]" in err

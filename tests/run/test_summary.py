@@ -9,6 +9,7 @@ from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.data.sources import build_source
 from widenet_jax.main import metric_rows
 from widenet_jax.run.summary import loss_text, result_metrics, unbeaten
+from widenet_jax.text.classification import TextClassification
 from widenet_jax.text.masked_lm import MaskedLm
 
 TASK = MaskedLm(vocab_size=8000, example={}, unigram_entropy=6.62)
@@ -40,6 +41,19 @@ def test_a_run_says_so_if_it_learned_word_frequencies_only(loss: float, beaten: 
         assert message.startswith(f"mlm loss {loss:.4f} is not below the unigram entropy 6.6200: ")
         assert "config.duration" in message and "\n" not in message
     assert unbeaten(UNKNOWN, {"mlm_loss": loss}) == ""
+
+
+@pytest.mark.parametrize(("accuracy", "beaten"), [(0.7, False), (0.3, False), (0.71, True)])
+def test_a_classifier_of_one_class_is_told(accuracy: float, beaten: bool):
+    """Whichever class it is; the learning curve has the share in place of guessing."""
+    task = TextClassification(100, 2, {}, largest_share=0.7)
+    assert task.baseline.metric == task.primary_metric.name
+    message = unbeaten(task, {"accuracy": accuracy})
+    assert (message == "") == beaten
+    if not beaten:
+        line = f"accuracy {accuracy:.4f} is not above the share of the largest class 0.7000: "
+        assert message.startswith(line) and "config.duration" in message and "\n" not in message
+    assert TextClassification(100, 2, {}).baseline is None
 
 
 def test_sequences_shorter_than_the_set_s_are_noted(tmp_path: Path):

@@ -14,12 +14,12 @@ classes), each class and the confusions; its classes and the classes of the set 
 and a set may have fewer of them. The 95% intervals are Wilson's of shares, from the standard error
 of mlm_accuracy (over sequences) and of F1 (over questions), and by bootstrap of other metrics; they
 are about the set's examples, not about other seeds. --predictions has a row for each image or text:
-file, truth, prediction, probability. --out gets evaluation.json; of classifiers also confusion.csv
-and confusion.png; of question answering predictions.json, in which answers with a null score above
-config.task.null_threshold are "", best_answers.json, in which none are, and null_scores.json, in
-the form that the official scripts of SQuAD read. To find the best threshold, give them
-best_answers.json with --na-prob-file null_scores.json. A language model gives bits a byte and
-perplexity of a whole --file, in one row, so that each token has the whole memory;
+file, index, truth, prediction, probability. --out gets evaluation.json; of classifiers also
+confusion.csv and confusion.png; of question answering predictions.json, in which answers with a
+null score above config.task.null_threshold are "", best_answers.json, in which none are, and
+null_scores.json, in the form that the official scripts of SQuAD read. To find the best threshold,
+give them best_answers.json with --na-prob-file null_scores.json. A language model gives bits a byte
+and perplexity of a whole --file, in one row, so that each token has the whole memory;
 --config.evaluation.batch_size=8 reads 8 parts at once.
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
@@ -123,7 +123,7 @@ def evaluate_classifier(
     top_1 = f"{result['top_1']:.2%}{interval_text(intervals['top_1'])}"
     if out:
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
-        title = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}, top-1 {top_1}"
+        title = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}\ntop-1 {top_1}"
         classification.draw_confusion(accuracy, out / "confusion.png", title=title)
     worst = sorted(result["per_class"].items(), key=lambda item: item[1])[:WORST]
     confused = ", ".join(f"{a} for {b} ({n:,})" for a, b, n in accuracy.confused(CONFUSED))

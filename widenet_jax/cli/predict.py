@@ -141,21 +141,26 @@ def predict(options: Options) -> None:
 
 
 def write_predictions(rows: Sequence[dict], out: str) -> None:
-    """Writes rows of classes as JSON lines, or as CSV.
+    """Writes rows of classes as JSON lines, or as CSV, with 6 decimals.
 
     The columns of the CSV are the input's (image, or text and pair), class_1, probability_1, ...
     """
     if out.endswith(".jsonl"):
-        content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        content = "".join(f"{json.dumps(rounded(row), ensure_ascii=False)}\n" for row in rows)
     else:
         flat = [
             {name: value for name, value in row.items() if name != "top"}
             | {f"{key}_{k}": x for k, one in enumerate(row["top"], 1) for key, x in one.items()}
-            for row in rows
+            for row in map(rounded, rows)
         ]
         header = [*flat[0]] if flat else ["image"]
         content = csv_text([header, *(row.values() for row in flat)])
     write_bytes(out, content.encode(errors="surrogateescape"))
+
+
+def rounded(row: dict) -> dict:
+    """Returns a row whose probabilities have 6 decimals."""
+    return row | {"top": [o | {"probability": round(o["probability"], 6)} for o in row["top"]]}
 
 
 def main_flag(options: Options) -> str:

@@ -115,6 +115,8 @@ class DataInfo(NamedTuple):
       info: the training source's `info`, with what `sources.OF_EITHER_SPLIT` adds to it.
       stream: of a `Stream`; None where the training split is none.
       class_counts: training examples of each class, where the task weights classes; else ().
+      largest_share: of the evaluation examples, in the most frequent class; None where the classes
+        are unknown.
     """
 
     num_examples: int
@@ -122,6 +124,7 @@ class DataInfo(NamedTuple):
     info: Mapping[str, Any]
     stream: StreamInfo | None = None
     class_counts: tuple[int, ...] = ()
+    largest_share: float | None = None
 
 
 class Data(NamedTuple):

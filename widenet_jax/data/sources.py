@@ -111,6 +111,17 @@ def check_slice(split: str, source: Source) -> None:
         )
 
 
+def check_several_classes(train: Source, evaluation: Source, data: Mapping[str, Any]) -> None:
+    """Raises BadInputError where all examples are of one class, as at a wrong level of folders."""
+    names = {name for split in (train, evaluation) for name in split.info.get("class_names", ())}
+    if len(names) == 1:
+        place = f"{data['path']}: " if data.get("path") else ""
+        raise BadInputError(
+            f"{place}split {data['train_split']} has one class only ({names.pop()}); a "
+            "classifier needs two (config.data.path names a folder that has one for each class)"
+        )
+
+
 def open_data(
     config: Any, workdir: epath.Path | None = None, splits: tuple[Source, Source] | None = None
 ) -> Data:
@@ -126,7 +137,7 @@ def open_data(
     Raises:
       BadInputError: a split cannot be opened, or the training split's `info` differs from the
         evaluation split's, as where they name different classes; or a new run takes a slice of a
-        set that lies class by class.
+        set that lies class by class, or there is a single class.
     """
     data = dict(config.data)
     begun = workdir is not None and workdir.exists() and not may_replace(workdir)
@@ -140,6 +151,7 @@ def open_data(
     else:
         train = build_source(data, data["train_split"])
         evaluation = build_source(data, data["eval_split"])
+    check_several_classes(train, evaluation, data)
     check_slice(data["train_split"], train)
     check_slice(data["eval_split"], evaluation)
     if isinstance(train, LabelledImages):
@@ -164,7 +176,8 @@ def open_data(
     if config.task.get("class_weights", "none") != "none":
         counts = class_counts(train)
     size = examples_an_epoch(train, config)
-    data_info = DataInfo(size, example, info, stream_info(train, evaluation), counts)
+    stream, share = stream_info(train, evaluation), largest_share(evaluation)
+    data_info = DataInfo(size, example, info, stream, counts, share)
     return Data(train, evaluation, train_transform, eval_transform, data_info)
 
 
@@ -255,6 +268,12 @@ def class_counts(source: LabelledImages) -> tuple[int, ...]:
             with contextlib.suppress(BadExampleError):
                 labels.append(source[index]["label"])
     return tuple(np.bincount(labels, minlength=len(source.class_names)).tolist())
+
+
+def largest_share(source: Source) -> float | None:
+    """Returns the share of the most frequent class; None of a source that does not know labels."""
+    labels = getattr(source, "record_labels", None)
+    return None if labels is None else float(np.bincount(labels).max() / len(labels))
 
 
 def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:

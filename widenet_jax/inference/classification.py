@@ -124,14 +124,14 @@ def accuracy_of(class_names: Sequence[str], rows: Mapping[str, np.ndarray]) -> A
 def predictions_csv(
     class_names: Sequence[str], source: Source, rows: Mapping[str, np.ndarray]
 ) -> str:
-    """Returns CSV with a row for each example that could be read: its file and place, and classes.
+    """Returns CSV with a row for each example that could be read: its file or place, and classes.
 
-    The probability is the predicted class's.
+    The index is the example's in its split; the probability is the predicted class's.
     """
-    lines: list[Sequence[Any]] = [("file", "truth", "prediction", "probability")]
+    lines: list[Sequence[Any]] = [("file", "index", "truth", "prediction", "probability")]
     for k in np.flatnonzero(rows["mask"]).tolist():
         names = (class_names[rows[which][k]] for which in ("label", "predicted"))
-        lines.append((source.describe(k), *names, f"{rows['probability'][k]:.6f}"))
+        lines.append((source.describe(k), k, *names, f"{rows['probability'][k]:.6f}"))
     return csv_text(lines)
 
 

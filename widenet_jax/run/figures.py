@@ -43,7 +43,7 @@ MOST_STRETCH = 3  # times the curves' range: a line further away would press the
 # enough for a slide.
 SHRINK, DPI = 0.8, 150
 MOST_NAMES = 50  # class names that fit beside a figure
-CROSS_ENTROPY = "cross_entropy"
+CROSS_ENTROPY, GUESSING = "cross_entropy", "guessing"
 LABELS = {CROSS_ENTROPY: "cross-entropy"}
 
 
@@ -60,8 +60,8 @@ def draw_learning_curves(
     Each run has a colour and a marker; evaluation is dashed. Runs of one name are one curve: their
     mean at the steps that all recorded, in a band between the extremes. A curve is left out if its
     split does not record the metric, and so is the loss if no curve is left. The legend names the
-    splits. Dotted: guessing, or the task's baseline; a number, where the line would press the
-    curves together. Grey: where a longer duration raised the learning rate again.
+    splits. Dotted: guessing; dash-dotted: the task's baseline; a number, where the line would press
+    the curves together. Grey: where a longer duration raised the learning rate again.
 
     Args:
       workdirs: of runs of one task.
@@ -95,7 +95,7 @@ def draw_learning_curves(
                 if len(members) > 1:
                     low, high = values.min(axis=0), values.max(axis=0)
                     axis.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
-    if len(metrics) > 1:
+    if len(metrics) > 1 and axes[0].dataLim.ymax > 0:  # else no logarithm
         axes[0].set_yscale("log")
     draw_references(axes, metrics, workdirs[0], [step for r in runs for step in raised_steps(r)])
     for axis, one in zip(axes, metrics, strict=True):
@@ -106,10 +106,16 @@ def draw_learning_curves(
 
 
 def place_legend(figure: Figure, axes: Sequence[Axes], *, few: bool) -> None:
-    """Draws the legend of learning curves: of few runs within the last panel."""
+    """Draws the legend of learning curves: of few runs below them, of more beside them."""
     if few:
-        axes[-1].legend()
-    else:  # beside the curves, not over them
+        # Below the axes: short curves fill them, and a legend within would cover points.
+        entries = {}  # label -> line; the panels have most of them in common
+        for axis in axes:
+            lines, texts = axis.get_legend_handles_labels()
+            entries |= zip(texts, lines, strict=True)
+        place = {"loc": "outside lower center", "ncols": 4}
+        figure.legend(entries.values(), entries.keys(), **place)
+    else:
         handles, texts = axes[-1].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside right upper", fontsize=8)
         height = max(4, 0.5 + 0.25 * len(texts))
@@ -153,12 +159,12 @@ def draw_references(
 
 
 def draw_reference(axis: Axes, name: str, value: float) -> None:
-    """Draws a dotted line, or writes its value where it would take most of the axis."""
+    """Draws a line, or writes its value where it would take most of the axis."""
     scale = np.log if axis.get_yscale() == "log" else float
     low, high = (scale(end) for end in axis.get_ylim())
     span = max(high, scale(value)) - min(low, scale(value))
     if not axis.has_data() or span <= MOST_STRETCH * (high - low):
-        axis.axhline(value, color="black", ls=":", lw=1, label=name)
+        axis.axhline(value, color="black", ls=":" if name == GUESSING else "-.", lw=1, label=name)
         return
     above = scale(value) > high
     place, side = (0.97, "top") if above else (0.03, "bottom")
@@ -175,7 +181,7 @@ def reference_of(workdir: epath.PathLike, metric: str) -> tuple[str, float] | No
     V = len(read_json(names)) if names.exists() else 0
     values = {"accuracy": 1 / V, CROSS_ENTROPY: float(np.log(V))} if V else {}
     values["order_accuracy"] = 0.5  # two segments, in order or swapped
-    return ("guessing", values[metric]) if metric in values else None
+    return (GUESSING, values[metric]) if metric in values else None
 
 
 def run_colour(index: int, count: int) -> Any:
@@ -271,7 +277,7 @@ def save(figure: Figure, out: epath.PathLike) -> None:
     need.
     """
     for title in (*figure.texts, *(axes.title for axes in figure.axes)):
-        title.set_wrap(True)
+        title.set_wrap(not title.get_rotation())  # the layout has no room for wrapped labels
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             write_decimals(axis)
@@ -285,6 +291,8 @@ OWN = "DejaVu Sans"  # ships with matplotlib
 PACKAGE = "matplotlib_fontja"  # of Japanese fonts; importing it would change matplotlib's defaults
 # Fonts that ship with matplotlib and have no letters, or boxes in place of all letters.
 NOT_LETTERS = ("Last Resort", "STIX", "cm", "DejaVu")
+
+TOLD: list[frozenset[str]] = []  # what the warning named
 
 
 @contextmanager
@@ -309,12 +317,14 @@ def lettered(figure: Figure) -> Iterator[None]:
 def families_for(letters: frozenset[str]) -> list[str]:
     """Returns the font families to draw these characters with, matplotlib's own first.
 
-    Warns of characters that no family has.
+    Warns once of characters that no family has.
     """
     lacking = {letter for letter in letters if letter.isprintable() and not letter.isspace()}
     lacking -= characters_of(OWN)
     others = {name: characters_of(name) & lacking for name in (installed() if lacking else ())}
-    if lacking := lacking.difference(*others.values()):
+    lacking = lacking.difference(*others.values())
+    if lacking and not TOLD:
+        TOLD.append(lacking)
         print(
             f"warning: no font here draws {''.join(sorted(lacking))[:12]} (characters: "
             f"{len(lacking)}), so that pictures have boxes instead; install a font of that script, "

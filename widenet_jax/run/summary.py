@@ -14,7 +14,7 @@ from widenet_jax.files import write_json
 from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
 from widenet_jax.optim.build import count_frozen
 from widenet_jax.sharding import platform
-from widenet_jax.task import Baseline, Task
+from widenet_jax.task import Baseline, PrimaryMetric, Task
 from widenet_jax.typing import PyTree
 
 BEST_CHECKPOINT = "best_checkpoint"  # in front of its metric and step in result.json
@@ -128,11 +128,14 @@ def baseline_text(baseline: Baseline) -> str:
 def unbeaten(task: Task, metrics: Mapping[str, Any]) -> str:
     """Returns a line about an evaluation that does not beat the task's baseline; "" if it does."""
     baseline = task.baseline
-    if baseline is None or metrics[baseline.metric] < baseline.value:
+    if baseline is None:
         return ""
-    name = baseline.metric.replace("_", " ")
+    metric = PrimaryMetric(baseline.metric, baseline.higher_is_better)
+    if metric.better(metrics[metric.name], baseline.value):
+        return ""
+    name, side = metric.name.replace("_", " "), "above" if metric.higher_is_better else "below"
     return (
-        f"{name} {metrics[baseline.metric]:.4f} is not below the {baseline_text(baseline)}: "
+        f"{name} {metrics[baseline.metric]:.4f} is not {side} the {baseline_text(baseline)}: "
         f"{baseline.advice}"
     )
 

@@ -34,7 +34,8 @@ class TextClassification(LabelTask):
     @classmethod
     def build(cls, _: ConfigDict, data_info: DataInfo) -> "TextClassification":
         info = data_info.info
-        return cls(info["vocab_size"], len(info["class_names"]), data_info.example)
+        shared = {"largest_share": data_info.largest_share}
+        return cls(info["vocab_size"], len(info["class_names"]), data_info.example, **shared)
 
     @property
     def model_fields(self) -> dict[str, int | str]:

@@ -60,6 +60,7 @@ class Classification(LabelTask):
             mixup_group_size=config.augment.mixup_group_size,
             cutmix_alpha=config.augment.cutmix_alpha,
             class_weights=weigh(data_info.class_counts),
+            largest_share=data_info.largest_share,
         )
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from widenet_jax.data.blocks import read_example
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.captured import token_routing
-from widenet_jax.ops.analysis.figures import draw_load, plot_by_block
+from widenet_jax.ops.analysis.figures import draw_co_occurrence, draw_load, plot_by_block
 from widenet_jax.ops.analysis.usage import ExpertUsage, measure_usage
 from widenet_jax.run.figures import subplots
 from widenet_jax.vision.task import to_unit_range
@@ -54,6 +54,13 @@ def test_bars_have_their_experts_numbers():
     draw_load(axis, BY_HAND)
     assert [text.get_text() for text in axis.texts] == ["0"] * 5 + ["1", "1", "1", "", "1"]
     assert [text.get_color() for text in axis.texts[4:6]] == ["white", "black"]  # blue, orange
+
+
+def test_the_label_of_the_experts_is_whole(tmp_path, drawn):
+    draw_co_occurrence(BY_HAND, tmp_path / "a.png", title="runs/mine")
+    drawn[0].draw_without_rendering()
+    (label,) = (text for text in drawn[0].texts if text.get_text() == "expert")
+    assert label.get_window_extent().x0 >= 0
 
 
 def test_the_highest_marker_is_whole():

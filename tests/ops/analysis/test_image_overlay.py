@@ -69,6 +69,20 @@ def test_patches_have_the_colours_of_their_experts(digits_run, tmp_path):
     assert pixels[2] == 0
 
 
+def test_titles_are_whole(digits_run, tmp_path, drawn):
+    """A long name keeps its suffix, and lies within the picture."""
+    trained, picture = open_trained(str(digits_run)), np.full((8, 8, 1), 128, np.uint8)
+    titles = ["IMG_20260714_183512_portrait_mode.jpeg\ncat 87%", "a.png\ncat 87%"]
+    images = [(title, picture, routing_of([1] * 16)) for title in titles]
+    for count in (1, 2):
+        draw_overlay(trained, images[:count], tmp_path / "o.png")
+    for figure in drawn:
+        figure.draw_without_rendering()  # it was saved with more dots an inch
+        assert figure.axes[0].get_title() == "IMG_2026071…it_mode.jpeg\ncat 87%"
+        box = figure.axes[0].title.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.x1 and box.y1 < figure.bbox.y1 - 5
+
+
 def test_dropped_patches_are_crossed_out(digits_run, tmp_path):
     """Also those whose expert is 4, none of four, as where experts choose."""
     trained = open_trained(str(digits_run))

@@ -27,7 +27,9 @@ def test_the_command_on_experts(tmp_path: Path, capsys):
     """Its load is what the model's own statistics are; every byte has two experts and a kind."""
     place = str(export("preset=sigma_moe", tmp_path / "model"))
     assert analyze.main([f"--workdir={place}", f"--out={tmp_path / 'out'}"]) == 0
-    assert "router entropy" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "router entropy" in out
+    assert "experts: passes over the evaluation split: 1\n" in err
     facts = json.loads((tmp_path / "out" / "analysis.json").read_text())["expert_usage"]
     trained = open_trained(place)
     _, of_model, _, source = metrics_over_source(trained)

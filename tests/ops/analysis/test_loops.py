@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from untrained import export_untrained
 
 from configs import language_model
@@ -50,6 +52,33 @@ def test_choices_by_hand():
 def test_tokens_without_an_expert_in_common():
     before, after = np.array([[0, 1], [2, 3]]), np.array([[1, 2], [0, 1]])
     assert loops.all_change(before, after).tolist() == [False, True]
+
+
+def test_what_other_numbers_of_loops_need_is_said_plainly(monkeypatch, capsys):
+    """WideNet's norms are each loop's own; no pass is spent on finding out."""
+    changes = []
+    monkeypatch.setattr(
+        loops, "loss_of", lambda _, change: (changes.append(change), ("loss", 1.0))[1]
+    )
+    trained = SimpleNamespace(config=ConfigDict({"model": {"loop": {"core": ((1, 4),)}}}))
+    found = loops.losses_of(trained, 4, experts=True)
+    assert found["losses"] == {4: 1.0} and found["first_routing"] == 1.0 and len(changes) == 2
+    assert found["notes"] == [
+        "losses at other numbers of loops need norms that the loops share "
+        "(config.model.loop.tie.norms)"
+    ]
+    assert capsys.readouterr().err == "losses of loops: passes over the evaluation split: 2\n"
+
+
+def test_the_ticks_of_loops_are_whole_numbers(tmp_path: Path, drawn):
+    """Also where there is a single loss."""
+    places = {"0.0": {"cosine": [0.5, 0.6, 0.7]}}
+    found = {"loops": 4, "metric": "cross_entropy", "losses": {4: 1.2}, "places": places}
+    loops.draw_loops(found, tmp_path / "a.png")
+    for axis in drawn[0].axes:
+        low, high = axis.get_xlim()
+        ticks = [tick for tick in axis.get_xticks() if low <= tick <= high]
+        assert ticks and all(tick == int(tick) for tick in ticks)
 
 
 @pytest.mark.slow

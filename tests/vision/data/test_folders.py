@@ -15,7 +15,7 @@ from messy_photos import as_pillow_reads, left_out, readable, unreadable, write_
 from ml_collections import ConfigDict
 
 from widenet_jax.data import records
-from widenet_jax.data.sources import build_source, class_counts, open_data, overview
+from widenet_jax.data.sources import build_source, class_counts, largest_share, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data import files
 from widenet_jax.vision.data.folders import Holdout
@@ -45,7 +45,7 @@ def test_image_folder_reads_sorted_classes(folder):
     assert [source[i]["label"] for i in range(len(source))] == [0, 0, 1, 1]
     values = [int(files.decode(source[i]["image"], "")[0, 0, 0]) for i in range(4)]
     assert values == [11, 10, 1, 0]
-    assert source.describe(2) == f"{folder}/val/zebra/a.png (image 2)"
+    assert source.describe(2) == f"{folder}/val/zebra/a.png"
 
 
 def test_mistakes_in_the_path_or_the_split(folder):
@@ -71,7 +71,7 @@ def test_an_unreadable_file_is_a_bad_example(folder, damage, found):
     source = build_source({"source": "image_folder", "path": str(folder)}, "val")
     (folder / "val" / "ant" / "a.png").unlink()
     damage(folder / "val" / "ant" / "a.png")
-    with pytest.raises(BadExampleError, match=rf"val/ant/a\.png \(image 0\): {found}") as error:
+    with pytest.raises(BadExampleError, match=rf"val/ant/a\.png: {found}") as error:
         source[0]
     assert "\n" not in str(error.value)
 
@@ -118,6 +118,7 @@ def test_a_class_may_be_missing_in_evaluation_and_is_named(folder):
     assert data.eval.class_names == data.train.class_names == ("ant", "zebra")
     assert [data.eval[i]["label"] for i in range(2)] == [1, 1]
     splits = (("train", data.train), ("val", data.eval))
+    assert data.data_info.largest_share == 1.0  # of evaluation
     assert overview(splits, "images") == (
         "train: 4 images, 2 classes; val: 2 images, none of ant; "
         "6 files left out (.txt 3, hidden 3)"
@@ -140,13 +141,15 @@ def test_classes_are_counted_where_the_task_weights_them(folder):
     assert open_data(config).data_info.class_counts == (3, 2)
     examples = [(k, png(k)) for k in (1, 0, 1)]
     records.write_set(folder / "set", {"train": examples}, class_names="abc", provenance={})
-    assert class_counts(ArrayRecord(str(folder / "set"), "train")) == (1, 2, 0)
+    packed = ArrayRecord(str(folder / "set"), "train")
+    assert class_counts(packed) == (1, 2, 0)
+    assert largest_share(packed) is None  # only reading all of it would tell
 
 
 def test_a_slice_of_a_folder_takes_its_share_of_every_class(folder):
     half = build_source({"source": "image_folder", "path": str(folder)}, "train[50%:]")
     names = [half.describe(i).split("/")[-1] for i in range(2)]
-    assert names == ["b.JPEG (image 1)", "b.JPEG (image 3)"]
+    assert names == ["b.JPEG", "b.JPEG"]
     assert [half[i]["label"] for i in range(2)] == [0, 1] and half.missing == ()
 
 
@@ -165,7 +168,7 @@ def flat(tmp_path: Path) -> Path:
 def parts(path: Path, fraction: float = 0.1) -> tuple[set[str], set[str]]:
     data = config_of(path, eval_fraction=fraction).data
     sources = [build_source(data, split) for split in ("train", "val")]
-    return tuple({s.describe(i).split(" (")[0] for i in range(len(s))} for s in sources)
+    return tuple({s.describe(i) for i in range(len(s))} for s in sources)
 
 
 def test_a_flat_folder_is_divided_by_the_names_alone(flat):
@@ -207,9 +210,9 @@ def test_a_slice_of_a_divided_folder_is_a_part_of_that_split(flat):
     sliced = {"train_split": "train[:50%]", "eval_split": "val"}
     data = config_of(flat, eval_fraction=0.1, **sliced).data
     train, held_out = (build_source(data, split) for split in sliced.values())
-    found = {train.describe(i).split(" (")[0] for i in range(len(train))}
+    found = {train.describe(i) for i in range(len(train))}
     assert found < whole[0] and abs(2 * len(found) - len(whole[0])) <= 2 and train.missing == ()
-    assert {held_out.describe(i).split(" (")[0] for i in range(len(held_out))} == whole[1]
+    assert {held_out.describe(i) for i in range(len(held_out))} == whole[1]
     twice = {"train_split": "train[:90%]", "eval_split": "train[90%:]"}
     data = config_of(flat, eval_fraction=0.1, **twice).data
     problem = "in two, and the splits for training and evaluation are both 'train'; name two"
@@ -233,6 +236,12 @@ def test_a_flat_folder_gets_advice(flat):
     (flat / "bee" / "a.HEIC").write_bytes(b"")
     message = refused(config_of(flat, eval_fraction=0.1).data, "train")
     assert f"{flat}/bee: no image in it" in message and "other files (.heic 1)" in message
+    (flat / "bee" / "a.HEIC").rename(flat / "ant" / "a.HEIC")
+    (flat / "bee").rename(flat / "ant" / "bee")  # empty
+    source = build_source(config_of(flat, eval_fraction=1.0).data, "val")
+    assert source.left_out == {".heic": 1, "folder in a class": 1}
+    message = refused(config_of(flat.parent, eval_fraction=0.1).data, "val")
+    assert "or name the folder that holds the class folders" in message
 
 
 # --- A folder as people keep them -----------------------------------------------------------------
@@ -247,7 +256,7 @@ def test_of_a_messy_folder_every_image_is_read_or_named(tmp_path):
     pictures, named = {}, []
     for source in (data.train, data.eval):
         for i in range(len(source)):
-            path = source.describe(i).split(" (image")[0]
+            path = source.describe(i)
             try:
                 content = source[i]["image"]
                 pictures[path] = files.decode(content, path, exif_orientation=True)
@@ -264,3 +273,21 @@ def test_of_a_messy_folder_every_image_is_read_or_named(tmp_path):
     line = overview((("train", data.train), ("val", data.eval)), "images")
     kinds = ".DS_Store 1, .DS_Store in no class 1, .heic 1, .txt 1"
     assert line.endswith(f"; 4 files left out ({kinds})")
+
+
+def test_a_single_class_is_refused(folder):
+    """As where the path is one level too high, and its only folder holds the class folders."""
+    for split in ("train", "val"):
+        shutil.rmtree(folder / split / "ant")
+    with pytest.raises(BadInputError, match="split train has one class only") as error:
+        open_data(config_of(folder))
+    assert str(error.value).startswith(f"{folder}: ") and "(zebra)" in str(error.value)
+
+
+def test_the_folder_of_a_class_is_no_folder_of_classes(flat):
+    """Its images would be left out, and an inner folder would be the only class."""
+    for name in ("", "best"):
+        (flat / "ant" / name).mkdir(exist_ok=True)
+        message = refused(config_of(flat / "ant", eval_fraction=0.1).data, "train")
+        assert f"{flat}/ant: 200 images lie in it itself" in message
+        assert "a folder for each class" in message

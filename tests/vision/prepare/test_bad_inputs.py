@@ -250,6 +250,6 @@ def test_an_image_folder_with_a_link_to_nothing(tmp_path, capsys):
     (tmp_path / "in/train/cat/x.jpg").symlink_to("gone.jpg")
     packing = ["image_folder", "--input", tmp_path / "in", "--out", tmp_path / "out"]
     message = refused(capsys, *packing)
-    assert re.search("train/cat/x.jpg .*: link to a file that is not there", message)
+    assert "train/cat/x.jpg: link to a file that is not there" in message
     write(tmp_path / "in/train/cat/y.jpg", photo(1))
     assert run(*packing, "--skip_bad") == 0

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from messy_photos import readable, unreadable, write_folder
+from messy_photos import picture, readable, saved, unreadable, write, write_folder
 from preparing import ROOT, error_line, run
 
 from widenet_jax.config.files import load_config
@@ -21,11 +21,12 @@ def test_check_names_every_file_that_is_not_read(messy, capsys):
     assert run("check", messy) == 2
     out, err = capsys.readouterr()
     *lines, last = out.splitlines()
-    assert len(lines) == len({*lines}) == len(unreadable()) + 4 + 1
+    assert len(lines) == len({*lines}) == len(unreadable()) + 4 + 2
     for name in unreadable():
         assert sum(line.startswith(f"{messy}/messy/{name}: ") for line in lines) == 1
     assert f"{messy}/messy/IMG_1.HEIC: left out (.heic)" in lines
     assert f"{messy}/no photo yet: an empty folder" in lines
+    assert f"{messy}: class folders: 3, with 12 (plain) to {IMAGES - 24} (messy) images" in lines
     assert last == (
         f"{messy}: {IMAGES} images, 4 files left out (.DS_Store 2, .heic 1, .txt 1); "
         f"{len(unreadable())} problems"
@@ -33,9 +34,40 @@ def test_check_names_every_file_that_is_not_read(messy, capsys):
     message = error_line(err)
     assert f"{len(unreadable())} problems; replace or remove them" in message
     assert "--config.data.on_bad_example=skip (configs/finetune.py has it)" in message
+    assert "these are more, and need a config.data.max_bad_fraction above 0.1" in message
     assert load_config("configs/finetune.py").data.on_bad_example == "skip"
     assert run("check", messy, "--json") == 2
     assert len(json.loads(capsys.readouterr().out)["problems"]) == len(unreadable())
+
+
+def test_check_counts_the_images_of_each_class(tmp_path, capsys):
+    counts = {"train/ant": 7, "train/bee": 3, "val/ant": 5, "val/bee": 6}
+    for name, count in counts.items():
+        for i in range(count):
+            write(tmp_path / name / f"{i}.png", saved(picture(i), "PNG"))
+    write(tmp_path / "stray.png", saved(picture(), "PNG"))
+    write(tmp_path / ".thumbs" / "0.png", saved(picture(), "PNG"))
+    assert run("check", f"{tmp_path}/") == 0
+    assert capsys.readouterr().out.splitlines()[:-1] == [
+        f"{tmp_path}/train: class folders: 2, with 3 (bee) to 7 (ant) images",
+        f"{tmp_path}/val: class folders: 2, with 5 (ant) to 6 (bee) images",
+        f"{tmp_path}/train/bee: images: only 3",
+        f"{tmp_path}: images in no class folder: 1 (stray.png)",
+    ]
+
+
+def test_check_says_whether_few_bad_images_are_accepted(tmp_path, capsys):
+    """The file names of a class put 000 to 017 into training and 018 into evaluation."""
+    for name in ("ant", "zebra"):
+        for i in range(40):
+            write(tmp_path / name / f"{i:03}.png", saved(picture(i), "PNG"))
+    write(tmp_path / "ant" / "000.png", b"")
+    assert run("check", f"{tmp_path}/") == 2
+    assert error_line(capsys.readouterr().err).endswith("these are no more, and are accepted so")
+    write(tmp_path / "ant" / "018.png", b"")
+    assert run("check", tmp_path) == 2
+    message = error_line(capsys.readouterr().err)
+    assert "these are more, and need a config.data.max_bad_fraction above 0." in message
 
 
 def test_check_of_good_photos_ends_with_0(messy, capsys):

@@ -1,6 +1,5 @@
 """Expert choices drawn over images, patch by patch and block by block."""
 
-import textwrap
 from collections.abc import Callable, Sequence
 
 import jax
@@ -21,7 +20,7 @@ from widenet_jax.typing import Array
 TINT = 0.55  # weight of an expert's colour over a patch
 PANELS_A_ROW = 6
 MARKS = "fill: first expert, dot: second, cross: first dropped"
-TITLE_WIDTH = 20  # characters over a panel; longer titles take more lines
+TITLE_WIDTH = 24  # characters over a panel
 Routed = tuple[str, np.ndarray, TokenRouting]  # title, uint8 [h, w, C], its routing
 
 
@@ -65,16 +64,17 @@ def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike
     blocks = routed_blocks(trained.model)
     rows = -(-len(blocks) // PANELS_A_ROW)
     columns = 1 + min(len(blocks), PANELS_A_ROW)
-    size = (2.1 * columns, 2.3 * rows * len(images) + 0.5)
+    size = (2.1 * columns, 2.3 * rows * len(images) + 0.8)
     figure, axes = subplots(rows * len(images), columns, size=size, squeeze=False)
+    top = 0.2 / figure.get_figheight()  # inches: else the layout cuts the highest title
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - top))
     for axis in axes.flat:
         axis.axis("off")
     E = images[0][2].router_probs.shape[-1]
     for i, (title, picture, routing) in enumerate(images):
         own = axes[i * rows : (i + 1) * rows]
         own[0, 0].imshow(as_rgb(picture))
-        lines = [textwrap.fill(line, TITLE_WIDTH) for line in title.split("\n")]
-        own[0, 0].set_title("\n".join(lines), fontsize=7)
+        own[0, 0].set_title("\n".join(map(shortened, title.split("\n"))), fontsize=7)
         for position, block in enumerate(blocks):
             axis = own[position // PANELS_A_ROW, 1 + position % PANELS_A_ROW]
             draw_block(axis, trained, picture, routing, position)
@@ -83,6 +83,12 @@ def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike
     place = {"loc": "outside lower center", "ncols": min(E, 8)}
     figure.legend(handles=handles, title=MARKS, title_fontsize=8, fontsize=8, **place)
     save(figure, out)
+
+
+def shortened(line: str) -> str:
+    """Leaves out the middle of a long line, and keeps its end, such as a file's suffix."""
+    half = TITLE_WIDTH // 2
+    return line if len(line) <= TITLE_WIDTH else f"{line[: half - 1]}…{line[-half:]}"
 
 
 def draw_block(

@@ -29,6 +29,7 @@ from widenet_jax.nn.loop import Loop
 from widenet_jax.ops.analysis.captured import routed_blocks, states, token_routing
 from widenet_jax.ops.analysis.usage import ExpertUsage
 from widenet_jax.run.figures import MARKERS, PALETTE, save, subplots
+from widenet_jax.run.stopping import say
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
 
@@ -67,6 +68,7 @@ def measure_loops(trained: Trained, usage: ExpertUsage | None) -> dict[str, Any]
     own = usage is not None and loop.tie.experts == "none"
     usage = None if own else usage
     places = visits_of(loop)
+    say("states of the loops: passes over the evaluation split: 1")
     routed = [name for name, blocks in places.items() if usage and blocks[0] in usage.blocks]
     sums = sums_over_source(trained, partial(loop_sums, trained, places, routed))
     tokens = sums.pop("tokens")
@@ -138,10 +140,15 @@ def spread(counts: np.ndarray) -> np.ndarray:
 
 def losses_of(trained: Trained, loops: int, *, experts: bool) -> dict[str, Any]:
     """Returns the losses of `measure_loops` at other numbers of loops, and with forced routing."""
+    ties, notes = dataclasses.asdict(Loop.of(trained.config.model.loop).tie), []
+    numbers = {1, loops, *(max(1, round(2 * loops * i / NUMBERS)) for i in range(1, NUMBERS + 1))}
+    if untied := [part for part, tie in ties.items() if tie == "none"]:
+        needs = f"{' and '.join(untied)} that the loops share (config.model.loop.tie.{untied[0]})"
+        numbers, notes = {loops}, [f"losses at other numbers of loops need {needs}"]
+    say(f"losses of loops: passes over the evaluation split: {len(numbers) + experts}")
     metric, loss = loss_of(trained, "--config.model.loop.counts.eval=0")
-    losses, notes = {loops: loss}, []
+    losses = {loops: loss}
     found = {"metric": metric, "losses": losses, "notes": notes}
-    numbers = {1, *(max(1, round(2 * loops * i / NUMBERS)) for i in range(1, NUMBERS + 1))}
     for number in sorted(numbers - {loops}):
         try:
             losses[number] = loss_of(trained, f"--config.model.loop.counts.eval={number}")[1]
@@ -199,7 +206,7 @@ def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") ->
         axes[3].plot([], [], "--", color="grey", label="no expert in common")
         axes[3].set_ylim(0, 1.02)
     for axis in axes:
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
     save(figure, out)

@@ -64,6 +64,7 @@ class Table:
 
     Attributes:
       class_names: label k is class_names[k].
+      record_labels: the label of each row, int32 [n].
       info: the class names, the tokenizer, and "pairs": whether rows have two texts.
     """
 
@@ -99,9 +100,9 @@ class Table:
             names = class_names_of(rows if split == train else read_rows(data, train))
         self.class_names = tuple(names)
         self._where = [row.where for row in rows]
-        self._labels = label_numbers(rows, self.class_names, data["label_names"])
+        self.record_labels = label_numbers(rows, self.class_names, data["label_names"])
         if split == data["train_split"] and not info.get("class_names"):
-            check_classes(self._labels, names, split)
+            check_classes(self.record_labels, names, split)
         tokenizer = sequences.tokenizer_for(data, info)
         paired = rows[0].pair is not None
         self.info = {
@@ -125,13 +126,13 @@ class Table:
             raise self._bad(int(self._empty.argmax()))
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.record_labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if self._empty[index]:
             raise self._bad(index)
         tokens = self._tokens[self._ends[index] : self._ends[index + 1]]
-        second, label = int(self._second[index]), int(self._labels[index])
+        second, label = int(self._second[index]), int(self.record_labels[index])
         return {"tokens": tokens, "second": second, "label": label}
 
     def describe(self, index: int) -> str:

@@ -99,19 +99,26 @@ class ImageFolder(LabelledImages):
         found = {name: _contents(folder / names[name], names[name]) for name in sorted(names)}
         if divided:  # an empty folder is no class; in a split's own folder it may be a broken copy
             found = {name: contents for name, contents in found.items() if any(contents)}
+        _, beside = _contents(folder)
+        loose = sum(kind_left_out(name) is None for name in beside)
+        if loose > sum(len(images) for images, _ in found.values()):
+            raise BadInputError(
+                f"{folder}: {loose:,} images lie in it itself, which is right for the folder of a "
+                "class; it must hold a folder for each class (is config.data.path one too deep?)"
+            )
         if not found:
             raise BadInputError(
                 f"{folder}: has no class folders; images belong in {root}/SPLIT/CLASS/, or in "
                 f"{root}/CLASS/ with --{holdout.field}=0.1"
             )
-        _, beside = _contents(folder)
         others = {name: f"{kind} in no class" for name, kind in beside.items() if kind != "folder"}
         for name, (images, rest) in found.items():
             others |= rest
             if divided and not images:
                 raise BadInputError(
                     f"{folder / names[name]}: no image in it ({', '.join(IMAGE_SUFFIXES)}), but "
-                    f"other files ({counts_text(Counter(rest.values()))}); convert or remove them"
+                    f"other files ({counts_text(Counter(rest.values()))}); convert or remove "
+                    "them, or name the folder that holds the class folders"
                 )
         self.class_names = tuple(found)
         check_class_names(self.class_names, folder)
@@ -128,7 +135,7 @@ class ImageFolder(LabelledImages):
         return len(self._files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        path = self._path(index)
+        path = self.describe(index)
         try:
             return {"image": read_regular(path), "label": int(self.record_labels[index])}
         except OSError as error:
@@ -139,10 +146,10 @@ class ImageFolder(LabelledImages):
             dangling = error.errno == errno.ENOENT and os.path.islink(path)
             reason = "link to a file that is not there" if dangling else error.strerror
             kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
-            raise kind(f"{self.describe(index)}: {reason}; replace or remove it") from None
+            raise kind(f"{path}: {reason}; replace or remove it") from None
 
     def describe(self, index: int) -> str:
-        return f"{self._path(index)} (image {index})"
+        return f"{self._folder}/{self._files[index]}"
 
     def files(self) -> list[str]:
         """Returns the name of each file, and sizes of at most MAX_SIZES; see `contract.Source`."""
@@ -152,7 +159,7 @@ class ImageFolder(LabelledImages):
 
     def _size(self, index: int) -> str:
         try:
-            return str(os.stat(self._path(index)).st_size)
+            return str(os.stat(self.describe(index)).st_size)
         except OSError:
             return "missing"
 
@@ -160,9 +167,6 @@ class ImageFolder(LabelledImages):
         """Returns the records between bounds, which are applied to every class: int64 [n]."""
         places = [np.flatnonzero(self.record_labels == k) for k in range(len(self.class_names))]
         return np.concatenate([records[slice_of(bounds, len(records))] for records in places])
-
-    def _path(self, index: int) -> str:
-        return f"{self._folder}/{self._files[index]}"
 
 
 def check_folder(root: str, field: str = "") -> None:
@@ -182,7 +186,7 @@ def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
 
     Returns:
       "CLASS/FILE" of each image, sorted, and of all other entries, with their kind: a suffix,
-      "hidden" or "folder".
+      "hidden", "folder" or "folder in a class".
     """
     images, others = [], {}
     for entry in _entries(folder):
@@ -190,7 +194,8 @@ def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
         if kind is None and name:
             images.append(path)
         else:
-            others[path] = "folder" if entry.is_dir() else kind or _suffix_of(entry.name)
+            folder_kind = "folder in a class" if name else "folder"
+            others[path] = folder_kind if entry.is_dir() else kind or _suffix_of(entry.name)
     return sorted(images), others
 
 

@@ -3,27 +3,28 @@
 import mimetypes
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent import futures
 from functools import partial
 
 import tqdm
 
+from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Options
-from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE
+from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE, check_bad
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import left_out_text
+from widenet_jax.data.labelled import left_out_text, names_text
 from widenet_jax.data.records import Check, Checked, problem_of
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.vision.data.files import decode
-from widenet_jax.vision.data.folders import kind_left_out, walk
+from widenet_jax.vision.data.folders import Holdout, ImageFolder, kind_left_out, walk
 from widenet_jax.vision.data.packed import ArrayRecord
 
 ADVICE = (
     "replace or remove them, or train with --config.data.on_bad_example=skip (configs/finetune.py "
-    "has it), which takes {few} of a split, but no more than {share:.0%}; for more, with a "
-    "config.data.max_bad_fraction above {bad:.2g}"
+    f"has it), which takes {FEW_BAD} of a split, but no more than {FEW_BAD_SHARE:.0%}"
 )
+LEAST = 5  # images; a class with fewer is named
 
 
 def check(path: str, options: Options) -> Checked | None:
@@ -46,11 +47,49 @@ def check(path: str, options: Options) -> Checked | None:
     problems = {file: [line] for file, line in zip(images, found, strict=True) if line}
     notes = [f"{file}: left out ({kind})" for file, kind in left_out.items()]
     notes += [f"{file}: an empty folder" for file in empty]
+    notes += class_notes([file for file in images if not _hidden(file, path)], path)
     what = f"{len(images):,} images"
     if left_out:
         what += f", {left_out_text(Counter(left_out.values()))}"
-    bad = len(problems) / max(1, len(images))
-    return Checked(what, problems, notes, ADVICE.format(few=FEW_BAD, share=FEW_BAD_SHARE, bad=bad))
+    return Checked(what, problems, notes, ADVICE + verdict(path, problems))
+
+
+def class_notes(images: Sequence[str], path: str) -> list[str]:
+    """Returns lines on the images of each class folder under `path`, and on those in none."""
+    counts, root = Counter(map(os.path.dirname, images)), os.path.dirname(os.path.join(path, ""))
+    stray = counts.pop(root, 0)
+    sizes, notes = sorted((count, folder) for folder, count in counts.items()), []
+    for parent in sorted({os.path.dirname(folder) for folder in counts}):
+        own = [(n, os.path.basename(f)) for n, f in sizes if os.path.dirname(f) == parent]
+        low, high = (f"{count:,} ({name})" for count, name in (own[0], own[-1]))
+        notes.append(f"{parent}: class folders: {len(own):,}, with {low} to {high} images")
+    notes += [f"{folder}: images: only {count}" for count, folder in sizes if count < LEAST]
+    if stray and sizes:
+        names = [os.path.basename(file) for file in images if os.path.dirname(file) == root]
+        notes.append(f"{root}: images in no class folder: {stray:,} ({names_text(names)})")
+    return notes
+
+
+def verdict(path: str, problems: Collection[str]) -> str:
+    """Says whether configs/finetune.py accepts the images of a folder that cannot be read."""
+    data, bad = load_config("configs/finetune.py").data, set(map(os.path.normpath, problems))
+    worst, limit = 0.0, data.max_bad_fraction
+    for split in (data.train_split, data.eval_split):
+        try:
+            source = ImageFolder(path, split, Holdout(data.eval_fraction))
+        except BadInputError:  # no folder to train on
+            return "; more need a larger config.data.max_bad_fraction"
+        size = len(source)
+        here = sum(os.path.normpath(source.describe(index)) in bad for index in range(size))
+        try:
+            check_bad(here, size, num_examples=max(size, 1), limit=limit, what="images")
+        except RunFailedError:
+            worst = max(worst, here / size)
+    return (
+        f"; these are more, and need a config.data.max_bad_fraction above {worst:.2g}"
+        if worst
+        else "; these are no more, and are accepted so"
+    )
 
 
 def check_file(path: str) -> None:
