@@ -70,8 +70,8 @@ def forward(
         return model.apply({"params": gather_shared(params)}, inputs, train=bool(rngs), rngs=rngs)
 
 
-def precision_of(model: nn.Module) -> AbstractContextManager:
-    """Returns a context in which float32 models multiply with all bits of float32.
+def precision_of(model: Any) -> AbstractContextManager:
+    """Returns a context in which models of `dtype` float32 multiply with all bits of float32.
 
     TPUs and recent GPUs use fewer bits by default. Products of bfloat16 are not affected.
     """

@@ -4,19 +4,24 @@ It interprets the kernel, which is slow: only a run that begins with pallas goes
 """
 
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from etils import epath
 from small_runs import small_config
 
 from widenet_jax import train
-from widenet_jax.nn.attention import pallas, relative_pallas
+from widenet_jax.nn.attention import implementations, pallas, relative_pallas
 from widenet_jax.nn.attention.implementations import CANDIDATES, candidate_for
 from widenet_jax.ops.plan.planner import data_info
-from widenet_jax.run.attention import Problem, compare, faster, problem_of
+from widenet_jax.run.attention import Problem, compare, faster, problem_of, verdict
 from widenet_jax.run.session import attention_of
+from widenet_jax.run.workdir import environment
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +47,50 @@ PROBLEM = Problem((2, 16, 2, 64), "float32", True, False)
 
 
 def test_a_kernel_that_is_right_is_judged_by_its_time():
-    name, line = compare(PROBLEM, "pallas")
-    assert (name, line[:40]) in (
-        ("xla", "attention: xla; pallas takes " + line[29:40]),
-        ("pallas", "attention: pallas, " + line[19:40]),
+    """Twice as fast, or half; of a run that had it before the time does not count."""
+    (name, line), both_ran = compare(PROBLEM, "pallas", by_time=False)
+    assert (name, both_ran) == ("pallas", True) and line.endswith("[2, 16, 2, 64] float32")
+    exact = [np.eye(4)]
+
+    def judged(seconds: float, **how: bool) -> tuple[str, str]:
+        return verdict((exact, 1.0), (exact, seconds), "pallas", "x", **{"by_time": True} | how)
+
+    assert judged(0.5) == ("pallas", "attention: pallas, 2.00 times as fast as xla on x")
+    assert judged(2.0) == ("xla", "attention: xla; pallas takes 2.00 times as long on x")
+    assert judged(1.0)[0] == "xla"
+    assert judged(2.0, by_time=False)[0] == "pallas"
+
+
+def test_how_far_a_kernel_may_be_off():
+    """0.04 and 0.06 everywhere; 0.4 and 0.6 in one row of 64, 0.05 and 0.075 over all."""
+    exact = np.ones((64, 4))
+
+    def judged(found: np.ndarray) -> tuple[str, str]:
+        return verdict(([exact], 2.0), ([found], 1.0), "pallas", "x", by_time=True)
+
+    assert judged(exact * 1.04)[0] == "pallas"
+    assert judged(exact * 1.06) == (
+        "xla",
+        "attention: xla; pallas is wrong here, by 6% in the output",
     )
-    assert line.endswith("[2, 16, 2, 64] float32")
+    one = np.zeros((64, 4))
+    one[7] = 1
+    assert judged(exact + 0.39 * one)[0] == "pallas"
+    exact = np.ones((1024, 4))
+    one = np.zeros((1024, 4))
+    one[7] = 1
+    found = verdict(([exact], 2.0), ([exact + 0.6 * one], 1.0), "pallas", "x", by_time=True)
+    assert found == ("xla", "attention: xla; pallas is wrong here, by 60% in a row of the output")
+
+
+def test_a_mask_that_is_off_by_one_key_is_wrong(monkeypatch):
+    right = pallas.hidden_keys
+    shifted = lambda mask, ids: right(jnp.roll(mask, 1, axis=1).at[:, 0].set(True), ids)  # noqa: E731
+    problem = PROBLEM._replace(shape=(1, 512, 2, 64))
+    assert compare(problem, "pallas", by_time=False)[0][0] == "pallas"
+    monkeypatch.setattr(pallas, "hidden_keys", shifted)
+    (name, line), _ = compare(problem, "pallas", by_time=False)
+    assert name == "xla" and "pallas is wrong here, by " in line and " in a row of " in line
 
 
 def test_a_kernel_that_is_wrong_is_not_used(tmp_path, monkeypatch):
@@ -62,14 +105,17 @@ def test_a_kernel_that_is_wrong_is_not_used(tmp_path, monkeypatch):
 
 
 def test_a_kernel_that_does_not_run(monkeypatch):
-    name, line = compare(PROBLEM._replace(shape=(2, 16, 3, 64)), "pallas")
-    assert name == "xla" and "pallas does not run here on [2, 16, 3, 64] float32: " in line
+    (name, line), both_ran = compare(PROBLEM._replace(shape=(2, 16, 3, 64)), "pallas")
+    assert (name, both_ran) == (
+        "xla",
+        False,
+    ) and "pallas does not run here on [2, 16, 3, 64] float32: " in line
 
 
 def test_relative_attention_is_measured_with_its_memory():
     """Not where the kernel lacks the evaluation's memory; cuDNN has no relative attention."""
     problem = PROBLEM._replace(shape=(1, 128, 2, 64), memory=128, waves=8, eval_memory=4096)
-    name, line = compare(problem, "pallas")
+    (name, line), _ = compare(problem, "pallas")
     assert (name, line[:56]) == ("xla", "attention: xla; pallas does not take a memory of 4096, [")
     assert candidate_for({"name": "relative"}, "gpu") is None
     assert candidate_for({"name": "full"}, "gpu") == "cudnn"
@@ -78,12 +124,12 @@ def test_relative_attention_is_measured_with_its_memory():
 @pytest.mark.slow
 def test_relative_attention_is_right_and_judged_by_its_time(monkeypatch):
     problem = PROBLEM._replace(shape=(2, 128, 2, 64), memory=128, waves=8, eval_memory=512)
-    name, line = compare(problem, "pallas")
+    (name, line), _ = compare(problem, "pallas")
     assert name in ("xla", "pallas") and line.endswith("[2, 128, 2, 64] float32, memory 128")
     assert "wrong" not in line and "does not" not in line
     right = relative_pallas.centred  # of the gradient of the queries' terms alone
     monkeypatch.setattr(relative_pallas, "centred", lambda x, axis: -right(x, axis=axis))
-    _, line = compare(problem, "pallas")
+    (_, line), _ = compare(problem, "pallas")
     assert "pallas is wrong here, by 200% in the gradient of the queries' terms" in line
 
 
@@ -94,23 +140,81 @@ def test_a_language_model_without_memory_is_measured_as_it_runs(monkeypatch):
     problem = problem_of(config, data_info(config), 2)
     assert problem == Problem((2, 32, 4, 24), "float32", False, False, causal=True)
     problem = problem._replace(shape=PROBLEM.shape)
-    assert "wrong" not in compare(problem, "pallas")[1]
+    assert "wrong" not in compare(problem, "pallas")[0][1]
     monkeypatch.setattr(pallas, "later_hidden", lambda scores, block: scores)
-    assert "pallas is wrong here" in compare(problem, "pallas")[1]
+    assert "pallas is wrong here" in compare(problem, "pallas")[0][1]
 
 
 def test_the_answer_is_kept(tmp_path: Path, monkeypatch):
-    """A damaged one is found again: here the kernel is gone by then."""
+    """A damaged one is found again. That the kernel did not run is not kept."""
     [device, *_] = jax.devices()
-    first = faster(PROBLEM, "pallas", device)
+    first = faster(PROBLEM, "pallas", device, by_time=False)
+    works = pallas.kernel_attend
     monkeypatch.setattr(pallas, "kernel_attend", None)  # would fail
-    assert faster(PROBLEM, "pallas", device) == first
+    assert faster(PROBLEM, "pallas", device, by_time=False) == first
     [file] = (tmp_path / "cache").rglob("*.json")
     for text in ("[1", '["pallas"]', '["rope", "a line"]', "3"):
         file.write_text(text)
-        name, line = faster(PROBLEM, "pallas", device)
+        _, line = faster(PROBLEM, "pallas", device, by_time=False)
         assert line.startswith("attention: xla; pallas does not run here")
-        assert json.loads(file.read_text()) == [name, line]
+        assert file.read_text() == text
+    monkeypatch.setattr(pallas, "kernel_attend", works)
+    assert faster(PROBLEM, "pallas", device, by_time=False)[0] == "pallas"
+    assert json.loads(file.read_text())[0] == "pallas"
+
+
+def test_xla_that_does_not_run_leaves_the_kernel(monkeypatch):
+    monkeypatch.setitem(implementations.IMPLEMENTATIONS, "xla", None)
+    (name, line), both_ran = compare(PROBLEM, "pallas")
+    assert (name, both_ran) == ("pallas", False)
+    assert line.startswith("attention: pallas, unchecked; xla does not run here on [2, 16, 2, 64]")
+
+
+def test_a_cache_that_cannot_be_written_stops_no_run(tmp_path: Path, monkeypatch):
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert faster(PROBLEM, "pallas", jax.devices()[0], by_time=False)[0] == "pallas"
+
+
+def test_a_kernel_is_checked_again_where_the_device_or_versions_changed(tmp_path, monkeypatch):
+    """Its time is not asked for, and a wrong one is left."""
+    config = small_config(batch_size=2)
+    config.model.attention.update(num_heads=2, head_dim=64)
+    before = environment() | {"attention": "pallas"}
+    before["packages"] = before["packages"] | {"jaxlib": "0.1"}
+    workdir = epath.Path(tmp_path)
+    (workdir / "config.json").write_text("{}")
+    (workdir / "checkpoints" / "2").mkdir(parents=True)
+    (workdir / "environment.json").write_text(json.dumps([before]))
+    ask = partial(attention_of, config, data_info(config), jax.devices()[:1], workdir)
+    assert ask() == ("pallas", "")
+    right = pallas.per_head
+    monkeypatch.setattr(pallas, "per_head", lambda x, settings: [-y for y in right(x, settings)])
+    shutil.rmtree(tmp_path / "cache")
+    used, line = ask()
+    assert used == "xla" and "wrong here" in line and "; pallas until now" in line
+
+
+CUDNN = {
+    "nothing": {}, "mask": {"mask": (2, 512)}, "segments": {"segment_ids": (2, 512)},
+    "both": {"mask": (2, 512), "segment_ids": (2, 512)}, "causal": {"causal": True},
+    "causal and mask": {"causal": True, "mask": (2, 512)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUDNN)
+def test_cudnn_takes_what_models_give_it(name: str, monkeypatch):
+    """As far as tracing goes: its arrays have the shapes that cuDNN's kernel needs."""
+    cudnn = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda *_: 91_000)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda *_: True)
+    monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda *_: False)
+    monkeypatch.setattr(implementations, "platform", lambda: "gpu")
+    dtypes = {"mask": bool, "segment_ids": jnp.int32}
+    seen = {k: jnp.ones(v, dtypes[k]) if k in dtypes else v for k, v in CUDNN[name].items()}
+    query = jnp.zeros((2, 512, 12, 64), jnp.bfloat16)
+    run = lambda q: implementations.attend(q, q, q, implementation="cudnn", **seen)  # noqa: E731
+    assert jax.eval_shape(run, query).shape == query.shape
 
 
 @pytest.mark.slow

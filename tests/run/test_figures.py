@@ -91,7 +91,7 @@ def test_a_loss_that_no_drawn_split_records_is_left_out(tmp_path: Path, drawn):
 def test_the_legend_names_the_splits(tmp_path: Path, drawn):
     run = write_run(tmp_path / "run", [0.5, 0.6])
     data = {"train_split": "train[10%:]", "eval_split": "val"}
-    (run / "config.json").write_text(json.dumps({"data": data}))
+    (run / "config.json").write_text(json.dumps({"data": data, "task": {}, "model": {}}))
     draw([run], tmp_path / "a.png")
     draw([run, run], tmp_path / "b.png", names=["a", "b"], splits=("eval",))
     legends = [legend for figure in drawn for legend in figure.legends]

@@ -38,7 +38,8 @@ def totals_over_source(
 ) -> Evaluation:
     """Adds up the sums of `evaluate` over a source, and joins its rows.
 
-    Batches are the same as in the run's evaluation, so that the results are equal. Parameters are
+    Batches are the same as in the run's evaluation, so that the results are equal, up to rounding
+    where the run measured its attention and took a kernel. Parameters are
     replicated. A progress bar on stderr counts batches after QUIET_SECONDS.
 
     Args:

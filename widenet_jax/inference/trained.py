@@ -14,10 +14,11 @@ from widenet_jax.config.files import from_json
 from widenet_jax.config.imports import import_remembered
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
-from widenet_jax.experiment import build_task, input_spec
+from widenet_jax.experiment import build_task, input_spec, model_of
 from widenet_jax.files import absolute, is_text, read_object, split_checkpoint
 from widenet_jax.inference.exported import RECORD, read_exported
-from widenet_jax.nn.build import build_model, parameter_shapes
+from widenet_jax.nn.attention.implementations import AUTO
+from widenet_jax.nn.build import parameter_shapes
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
@@ -58,10 +59,14 @@ def open_trained(
 def build_for(
     config: ConfigDict, info: Mapping[str, Any], params: PyTree
 ) -> tuple[Task, nn.Module, Shapes]:
-    """Returns the task and the model of a stored config, and the shapes of its parameters."""
+    """Returns the task and the model of a stored config, and the shapes of its parameters.
+
+    `implementation: auto` of attention is xla: only a run measures whether a kernel is right.
+    """
     example = resolve(task_spec(config.task.name).example)(config, params)
     task = build_task(config, DataInfo(0, example, info))
-    model = build_model(config.model, **task.model_fields)
+    automatic = config.model.attention.get("implementation") == AUTO
+    model = model_of(config, task, "xla" if automatic else None)
     return task, model, parameter_shapes(model, input_spec(task))
 
 

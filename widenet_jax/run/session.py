@@ -32,10 +32,10 @@ from widenet_jax.checkpoint.series import (
 from widenet_jax.data.blocks import check_bad, record_at, stream_at
 from widenet_jax.data.contract import Data, DataInfo
 from widenet_jax.data.pipeline import Batches, reading, train_batches
-from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
+from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError, choose
 from widenet_jax.experiment import Experiment, max_skipped_updates
 from widenet_jax.files import STARTS, is_gone, may_replace
-from widenet_jax.nn.attention.implementations import AUTO, IMPLEMENTATIONS, candidate_for
+from widenet_jax.nn.attention.implementations import AUTO, FIELD, IMPLEMENTATIONS, candidate_for
 from widenet_jax.optim.build import gradient_norm
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run import workdir as workdirs
@@ -455,22 +455,33 @@ def attention_of(
     """Returns the implementation of attention, the same on all hosts, and a line for the user.
 
     None, for attention that has no choice. A run that is resumed keeps its implementation, so that
-    its numbers stay the same to the byte, unless the config names another or the devices lack it.
+    its numbers stay the same to the byte, unless the config names another, the devices lack it, or
+    it is wrong on other devices or with other versions than before.
+
+    Raises:
+      BadInputError: an unknown implementation.
     """
     asked = config.model.attention.get("implementation")
     if asked is None:
         return None, ""
+    choose(IMPLEMENTATIONS | {AUTO: None}, asked, field=FIELD)
     # A start that saved nothing may have had another model.
     starts = [] if may_replace(workdir) else workdirs.earlier_starts(workdir / STARTS)
     before = starts[-1].get("attention") if starts else None
     candidate = candidate_for(config.model.attention, devices[0].platform)
+    here = workdirs.environment()
+    moved = not starts or any(starts[-1].get(of) != here[of] for of in ("packages", "devices"))
+    kept = before == "xla" or (before == candidate and not moved)
     chosen, line = asked, ""
-    if asked == AUTO and (candidate is None or before in ("xla", candidate)):
+    if asked == AUTO and (candidate is None or kept):
         chosen = before if candidate else "xla"
     elif asked == AUTO:
         from widenet_jax.run.attention import chosen_by_measuring
 
-        chosen, line = chosen_by_measuring(config, data_info, devices, candidate)
+        how = {"by_time": before != candidate}
+        measure = partial(chosen_by_measuring, config, data_info, devices, candidate, **how)
+        chosen, line = on_every_host(measure)
+        line = "" if before == chosen else line
     if jax.process_count() > 1:  # hosts may measure differently
         names = list(IMPLEMENTATIONS)
         number = multihost_utils.broadcast_one_to_all(np.int32(names.index(chosen)))

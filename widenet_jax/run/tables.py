@@ -63,7 +63,8 @@ def beside(metric: str, result: Mapping[str, Any]) -> str:
     baseline = result.get("baseline", {})
     if metric != baseline.get("metric"):
         return ""
-    return f" ({baseline['name']} {baseline['value']:.4f})"
+    share, value = baseline.get("higher_is_better"), baseline["value"]
+    return f" ({baseline['name']} {f'{value:.2%}' if share else number(value)})"
 
 
 def routing_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:

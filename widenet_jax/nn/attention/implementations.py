@@ -3,8 +3,9 @@
   xla     products and a softmax that the compiler fuses as it can; runs everywhere
   pallas  one kernel in each direction for TPUs, see `pallas`; on a CPU it is interpreted, for tests
   cudnn   NVIDIA's kernel, for bfloat16 and float16 on a GPU
-  auto    a run measures its platform's kernel on the device first, see `run.attention`; elsewhere
-          pallas on a TPU for rows of at least 384 tokens, where its shapes allow it, or else xla
+  auto    a run measures its platform's kernel on the device first, see `run.attention`; commands
+          that open a model take xla; plans, and `attend` called by itself, pallas on a TPU for rows
+          of at least 384 tokens, where its shapes allow it, or else xla
 
 All compute the same up to rounding.
 """
@@ -23,7 +24,7 @@ from widenet_jax.typing import Array
 
 AUTO = "auto"
 FIELD = "config.model.attention.implementation"
-PAYS_FROM = 384  # T: below it a plan prices the kernel no lower than XLA's attention
+PAYS_FROM = 384  # T: below it plans price the kernel and XLA's attention about alike
 
 
 def attend(
@@ -41,7 +42,8 @@ def attend(
     Args:
       query, key, value: their dtype is the result's.
       mask: [B, Tk] bool, True for keys that may be attended to; None: all.
-      segment_ids: [B, T] int32, T = Tq = Tk: tokens attend to those with their number only.
+      segment_ids: [B, T] int32 from 0 to 2^24, T = Tq = Tk: tokens attend to those with their
+        number only.
       causal: whether tokens, T = Tq = Tk, attend to earlier ones and themselves only.
       implementation: a key of `IMPLEMENTATIONS`, or "auto".
 
@@ -177,7 +179,8 @@ def fits(query: Array, key: Array) -> bool:
     """Returns whether the Pallas kernel takes these shapes."""
     from widenet_jax.nn.attention.pallas import takes
 
-    return query.shape == key.shape and takes(query.shape, float32_only=float32_only())
+    limited = float32_only() or (query.dtype == jnp.float32 and platform() == "tpu")
+    return query.shape == key.shape and takes(query.shape, float32_only=limited)
 
 
 def float32_only() -> bool:
@@ -219,7 +222,9 @@ def attend_cudnn(
         raise BadInputError(
             f"{FIELD}=cudnn needs an NVIDIA GPU and config.model.dtype=bfloat16; use auto"
         )
-    visible = None if mask is None else mask[:, None, None]
+    B, T = query.shape[:2]
+    # cuDNN wants a row for each query.
+    visible = None if mask is None else jnp.broadcast_to(mask[:, None, None], (B, 1, T, T))
     if segment_ids is not None:
         same = (segment_ids[:, :, None] == segment_ids[:, None])[:, None]
         visible = same if visible is None else same & visible

@@ -33,8 +33,8 @@ HEAD_DIMS = (64, 128)
 LONGEST = 1024  # T: longer rows do not fit into a core's memory
 WHOLE = 512  # T: longer rows are processed in blocks of queries
 LIMITS = (
-    f"it takes T of at most {LONGEST:,} ({WHOLE} on v2 and v3), H of 64 or 128, and N H a multiple "
-    f"of {LANES}"
+    f"it takes T of at most {LONGEST:,} ({WHOLE} on v2 and v3, or of float32), H of 64 or 128, "
+    f"and N H a multiple of {LANES}"
 )
 LOWEST = -1e30  # the score of a hidden key; finite, so that a query without any key is not NaN
 
@@ -95,7 +95,10 @@ class Settings(NamedTuple):
 
 
 def takes(shape: tuple[int, ...], *, float32_only: bool) -> bool:
-    """Returns whether the kernel takes queries, keys and values of [B, T, N, H], see LIMITS."""
+    """Returns whether the kernel takes queries, keys and values of [B, T, N, H], see LIMITS.
+
+    `float32_only`: whether operands are float32, of which longer rows do not fit a TPU's memory.
+    """
     _, T, N, H = shape
     longest = WHOLE if float32_only else LONGEST
     return longest >= T and H in HEAD_DIMS and N * H % LANES == 0
