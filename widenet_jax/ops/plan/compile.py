@@ -169,10 +169,12 @@ def one_line(error: Exception) -> str:
 
 
 def fingerprint(lowered: Any, topology: Topology) -> str:
-    """Hashes everything that determines a stored step: program, slice, versions, stored fields."""
+    """Hashes what determines a stored step: program, slice, versions, flags, stored fields."""
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
     kept = CompiledStep.__dataclass_fields__
-    text = "\n".join([lowered.as_text(), topology.layout, topology.chip.config, *versions, *kept])
+    flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
+    about = [topology.layout, topology.chip.config, *versions, *flags, *kept]
+    text = "\n".join([lowered.as_text(), *about])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
