@@ -160,6 +160,7 @@ class TaskSpec:
     Attributes:
       name: a value of `config.task.name`.
       task: its class, a `task.Task`.
+      model: the `config.model.name` that a model to start from must have; "": any.
       sections: its sections of a config, such as `task` and `data`, and their fields by name. A
         field is (default, meaning[, least[, most]]), as in configs/defaults.py.
       transforms: (config, info) -> the transforms of training and of evaluation.
@@ -186,6 +187,7 @@ class TaskSpec:
     task: Named
     transforms: Named
     example: Named
+    model: str = ""
     sections: Mapping[str, Mapping[str, tuple]] = field(default_factory=dict)
     sources: Mapping[str, SourceSpec] = field(default_factory=dict)
     sizes: tuple[str, ...] = ("num_examples",)

@@ -17,6 +17,7 @@ def head(name: str, parts: dict[str, specs.Part]) -> dict[str, specs.HeadSpec]:
 MASKED_LM = specs.TaskSpec(
     name="masked_lm",
     task="widenet_jax.text.masked_lm:MaskedLm",
+    model="text_encoder",
     sections={
         "task": {
             "mask_fraction": (0.15, "of a sequence's tokens, special ones included"),
@@ -73,6 +74,7 @@ MASKED_LM = specs.TaskSpec(
 TEXT_CLASSIFICATION = specs.TaskSpec(
     name="text_classification",
     task="widenet_jax.text.classification:TextClassification",
+    model="text_encoder",
     sections={
         "task": {},
         "data": {
@@ -122,6 +124,7 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
 SPAN = specs.TaskSpec(
     name="span",
     task="widenet_jax.text.span:Span",
+    model="text_encoder",
     sections={
         "task": {
             "head": ("beam", "beam: ALBERT's; span: BERT's"),

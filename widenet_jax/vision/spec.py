@@ -5,6 +5,7 @@ from widenet_jax import specs
 CLASSIFICATION = specs.TaskSpec(
     name="classification",
     task="widenet_jax.vision.task:Classification",
+    model="vision_transformer",
     sections={
         "task": {
             "label_smoothing": (0.0, "0 to 0.99", 0, 0.99),
