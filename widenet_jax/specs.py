@@ -141,16 +141,18 @@ class PredictSpec:
       form: the flags in a message, such as "--text=TEXT".
       flags: by name; the first flag is the one that must be given. Tasks may share flags. A name
         without dashes in front stands for positional words.
+      instead: flags of which one may be given in place of the first.
       run: (options, trained) -> `trained.Predictions`.
     """
 
     form: str
     flags: Mapping[str, Flag]
     run: Named
+    instead: tuple[str, ...] = ()
 
     @property
-    def main_flag(self) -> str:
-        return next(iter(self.flags))
+    def main_flags(self) -> tuple[str, ...]:
+        return next(iter(self.flags)), *self.instead
 
 
 @dataclass(frozen=True)

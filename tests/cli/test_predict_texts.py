@@ -89,6 +89,60 @@ def test_classes_of_texts(reviews_run: Path, capsys):
     assert text == "good" and answer.endswith("%  positive")
 
 
+def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypatch, capsys):
+    """Each row as by --text, with its place; rows without a text are listed."""
+    monkeypatch.setattr("widenet_jax.text.predict.AT_ONCE", 2)
+    words = ["the good day", "the bad day", "good"]
+    table, lines = tmp_path / "new.csv", tmp_path / "new.txt"
+    table.write_text("id,review,sentence\n" + "".join(f"1,{text},bad\n" for text in words))
+    lines.write_text("\r\n".join(words) + "\n")
+    expected = predicted(capsys, reviews_run, *(f"--text={text}" for text in words))["texts"]
+    for file, *flags in ((table, "--text_column=review"), (lines,)):
+        found = predicted(capsys, reviews_run, str(file), *flags)["texts"]
+        for number, (row, alone) in enumerate(zip(found, expected, strict=True), 1):
+            assert (row["file"], row["row"], row["text"]) == (str(file), number, alone["text"])
+            for one, other in zip(row["top"], alone["top"], strict=True):
+                assert one == pytest.approx(other, abs=1e-5)
+    # The column of the run, here a known one; "bad" in all rows.
+    (first, *_) = predicted(capsys, reviews_run, str(table))["texts"]
+    assert first["text"] == "bad" and first["top"][0]["class"] == "negative"
+
+    out, rows = tmp_path / "out.csv", tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "good"}\n{"text": " "}\n{"text": 5}\n{"text": "bad"}\n')
+    flags = [f"--workdir={reviews_run}", "--text_column=text", f"--out={out}", "--top=1"]
+    assert predict.main([*flags, str(rows)]) == 2
+    second, third, last = capsys.readouterr().err.splitlines()
+    assert second == f"{rows} row 2: text=' ' is empty: give a text to classify"
+    assert third == f"{rows} row 3: text=5 is no text: give a text to classify"
+    assert last == "error: 2 of 4 texts cannot be read; they are named above"
+    header, *kept = out.read_text().splitlines()
+    assert header == "file,row,text,class_1,probability_1"
+    assert [line.split(",")[1:4] for line in kept] == [
+        ["1", "good", "positive"], ["4", "bad", "negative"]
+    ]  # fmt: skip
+
+    both = tmp_path / "both.tsv"
+    both.write_text("sentence1\tsentence2\nthe day\twas good\n")
+    (row,) = predicted(capsys, pairs(folder), str(both))["texts"]
+    assert (row["text"], row["pair"]) == ("the day", "was good")
+    (row,) = predicted(capsys, reviews_run, str(both), "--text_column=sentence2")["texts"]
+    assert row["text"] == "was good" and "pair" not in row
+    for flags, message in (
+        ([f"--text={both}"], f"error: --text={both} is a file: leave out --text="),
+        ([str(both), "--pair=a"], "--pair goes with --text=TEXT; files have a --pair_column"),
+        ([str(table), "--text_column=a"], "no column 'a'; there are 'id', 'review', 'sentence' (c"),
+        ([str(table), "--text_column=a"], "(choose with --text_column=NAME)"),
+        (["--text=a", "--text_column=a"], "--text_column and --pair_column go with files of"),
+        ([str(lines), "--text_column=a"], "new.txt has a text a line and no columns"),
+        ([str(both), "--overlay=o.png"], "--overlay goes with image files"),
+        (["photo.jpg"], "photo.jpg: no table by its suffix; there are .tsv, .csv, .json, .jsonl, "),
+        (["no.csv"], "no.csv: No such file"),
+    ):
+        assert message in refused(capsys, f"--workdir={reviews_run}", *flags), flags
+    said = refused(capsys, f"--workdir={pairs(folder)}", str(lines))
+    assert "was trained on pairs of texts: give a pair for each text" in said
+
+
 def test_classes_in_a_file(tmp_path: Path):
     rows = [
         {"text": "a, b", "pair": "c", "top": [{"class": "no", "probability": 0.75}]},
@@ -176,14 +230,16 @@ def test_words_for_masks(filler: Path, capsys):
 REFUSED = [  # model, flags, part of the one line
     ("gone", [], "and one of these only"),
     ("gone", ["--text=a", "--fill=[MASK]"], "and one of these only"),
-    ("gone", ["--fill=[MASK]", "--pair=b"], "--pair goes with --text=TEXT"),
+    ("gone", ["--fill=[MASK]", "--pair=b"], "--pair goes with --text=TEXT or files of texts"),
     ("gone", ["--text=a", "--overlay=o"], "--overlay goes with image files"),
     ("reviews", ["--fill=a [MASK]"], 'for --fill="A [MASK] word" give the --workdir of a model of'),
     ("filler", ["x.jpg"], 'of the task masked_lm, which takes --fill="A [MASK] word"; '),
+    ("filler", ["x.csv"], "of the task classification or text_classification"),
     ("reviews", ["--text=the day", "--pair=was good"], "was trained on single texts: leave"),
     ("reviews", ["--text=a", "--text=b", "--pair=c"], "2 texts and 1 pairs: give a pair"),
     ("reviews", ["--text="], "error: --text='' is empty: give a text to classify"),
     ("reviews", ["--text=the day", "--text=  "], "error: --text='  ' is empty"),
+    ("reviews", ["--text=the day", "--text= "], "give a text to classify (index 1)"),
     ("pairs", ["--text=a", "--pair= "], "error: --pair=' ' is empty"),
     ("span", ["--question=", "--context=a day"], "error: --question='' is empty: give"),
     ("span", ["--question=who?"], "--question needs --context"),

@@ -100,13 +100,17 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
     splits_of="widenet_jax.text.data.tables:splits_of",
     heads=head("classification", POOLER | {"classifier": specs.Part(specs.SAME_CLASSES)}),
     predict=specs.PredictSpec(
-        form="--text=TEXT",
+        form="--text=TEXT or files of texts",
         flags={
             "--text": specs.Flag("to classify; may be repeated", kind="texts"),
             "--pair": specs.Flag("the second text of a --text", kind="texts"),
+            "files": specs.Flag("tables, or .txt with a text a line", "FILE", "words"),
+            "--text_column": specs.Flag("of tables; by default as in the run", "NAME"),
+            "--pair_column": specs.Flag("of their second texts, likewise", "NAME"),
             "--out": specs.Flag("write the predictions to a .csv or .jsonl file", "FILE"),
         },
         run="widenet_jax.text.predict:predict_classes",
+        instead=("files",),
     ),
     methods=dict.fromkeys(("predict", "features"), "widenet_jax.text.predict:rows_of"),
     card=specs.CardSpec(

@@ -28,6 +28,7 @@ _FILE = re.compile(
     r"([^.].*?)(?:-\d{5}-of-\d{5})?(\.[a-z]+)(?:\.gz|\.bz2|\.xz)?"
 )  # its split, its suffix
 _MAX_CELL = 1 << 30
+LINES = ".txt"  # suffix of a file with a text a line, to classify
 
 Columns = dict[str, list[Any]]  # of equal length, by name
 

@@ -18,7 +18,15 @@ from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 from widenet_jax.files import is_text
 from widenet_jax.text.data import sequences
-from widenet_jax.text.data.files import Columns, read_columns, read_split, shown
+from widenet_jax.text.data.files import (
+    LINES,
+    Columns,
+    read_columns,
+    read_split,
+    read_text,
+    shown,
+    suffix_of,
+)
 
 # (text, pair, label) columns of known sets; the first layout that a file has is taken.
 LAYOUTS = (
@@ -206,6 +214,28 @@ def read_file(file: epath.Path, data: Mapping[str, Any]) -> list[Row]:
     return [Row(*row) for row in zip(columns[text], pairs, labels, where, strict=True)]
 
 
+def read_texts(path: str, data: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Reads the text and the pair (None for no pairs) of each row, or line, of a file to classify.
+
+    Raises:
+      BadInputError: the file is damaged, or of no known kind; or it has no such column, which is
+        named as a flag of a command.
+    """
+    file = epath.Path(path)
+    if suffix_of(file) == LINES:
+        lines = read_text(file).rstrip("\r\n").split("\n")
+        return [(line.rstrip("\r"), None) for line in lines]
+    columns = read_columns(file)
+    try:
+        text, pair, _ = layout_of(columns, data, file, labelled=False)
+    except MissingColumnError as error:
+        raise BadInputError(str(error).replace("--config.data.", "--")) from None
+    if not pair:
+        return [(cell, None) for cell in columns[text]]
+    pairs = ["" if cell is None else cell for cell in columns[pair]]
+    return [*zip(columns[text], pairs, strict=True)]
+
+
 def _is_label(value: object) -> bool:
     """Returns whether a value is a text or a finite number; where a label is missing it may be NaN.
 
@@ -214,8 +244,12 @@ def _is_label(value: object) -> bool:
     return value - value == 0 if isinstance(value, Number) else is_text(value)
 
 
-def layout_of(columns: Columns, data: Mapping[str, Any], file: epath.Path) -> tuple[str, str, str]:
+def layout_of(
+    columns: Columns, data: Mapping[str, Any], file: epath.Path, *, labelled: bool = True
+) -> tuple[str, str, str]:
     """Returns the names of the columns of the text, of its pair ("" for none) and of the label.
+
+    Without `labelled` the label may be missing.
 
     Raises:
       MissingColumnError: the file has no such columns, or none that is known.
@@ -230,7 +264,7 @@ def layout_of(columns: Columns, data: Mapping[str, Any], file: epath.Path) -> tu
         text, pair, label = next(itertools.chain(known, texts), ("", "", ""))
     layout = (text or "text", pair, label or "label")
     for field, name in zip(fields, layout, strict=True):
-        if name and name not in columns:
+        if name and name not in columns and (labelled or field != "label_column"):
             problem = f"{file}: no column {name!r}; there are {shown(list(columns))}"
             raise MissingColumnError(problem, field)
     return layout
