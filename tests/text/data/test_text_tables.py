@@ -245,7 +245,10 @@ def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):
 
 def test_no_tokenizer_no_path_and_no_table(tmp_path: Path):
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tyes\n")
-    with pytest.raises(BadInputError, match=r"config.data.tokenizer is empty.*--config.init_from"):
+    with pytest.raises(
+        BadInputError,
+        match=r"config.data.tokenizer is empty.*data.py tokenizer TEXTS.*--config.init_from",
+    ):
         Table(data(tmp_path, tokenizer=""), "train", {})
     (tmp_path / "a.txt").write_text("a\tb\n")
     for path, problem in (

@@ -14,19 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from widenet_jax.corpus.tables import Columns, read_text, shown
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 from widenet_jax.files import is_text
 from widenet_jax.text.data import sequences
-from widenet_jax.text.data.files import (
-    LINES,
-    Columns,
-    read_columns,
-    read_split,
-    read_text,
-    shown,
-    suffix_of,
-)
+from widenet_jax.text.data.files import LINES, read_columns, read_split, suffix_of
 
 # (text, pair, label) columns of known sets; the first layout that a file has is taken.
 LAYOUTS = (

@@ -7,8 +7,9 @@ import tqdm
 from etils import epath
 
 from widenet_jax.config.parser import Options
+from widenet_jax.corpus.files import first_bytes
 from widenet_jax.corpus.inputs import files_below
-from widenet_jax.corpus.readers import Input, detect, first_bytes, texts
+from widenet_jax.corpus.readers import Input, detect, texts
 from widenet_jax.data.records import Check, Checked
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.files import READERS, suffix_of
