@@ -35,8 +35,16 @@ def from_tsv(file: epath.Path) -> Columns:
 def from_csv(file: epath.Path) -> Columns:
     """Reads comma-separated values under a header, quoted where needed."""
     csv.field_size_limit(_MAX_CELL)  # by default 128 KiB, and documents may be longer
+    text = read_text(file)
+    header = text.partition("\n")[0]
+    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
+        if separator in header and "," not in header:
+            raise BadInputError(
+                f"{file}: its header has {name} and no commas; save the table with commas between "
+                "the columns as .csv, or with tabs as .tsv"
+            )
     try:
-        lines = list(csv.reader(io.StringIO(read_text(file), newline=""), strict=True))
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
         raise BadInputError(f"{file}: not a CSV file ({error})") from None
     return _by_header([line for line in lines if line], file)

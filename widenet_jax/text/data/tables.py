@@ -66,6 +66,7 @@ class Table:
     Attributes:
       class_names: label k is class_names[k].
       info: the class names, the tokenizer, and "pairs": whether rows have two texts.
+      note: names the classes, and those that differ only in capitals.
     """
 
     def __init__(
@@ -122,7 +123,8 @@ class Table:
         self._second = np.array([one["second"] for one in joined], np.int32)
         no_pair = self._second + 1 == np.diff(self._ends)
         self._empty = (self._second == 2) | (paired & no_pair)
-        if data["on_bad_example"] == "error" and self._empty.any():
+        self._skips = data["on_bad_example"] != "error"
+        if not self._skips and self._empty.any():
             raise self._bad(int(self._empty.argmax()))
 
     def __len__(self) -> int:
@@ -138,12 +140,25 @@ class Table:
     def describe(self, index: int) -> str:
         return self._where[index]
 
+    @property
+    def note(self) -> str:
+        names, alike = self.class_names, {}
+        for name in names:
+            alike.setdefault(name.casefold(), []).append(name)
+        odd = next((same for same in alike.values() if len(same) > 1), None)
+        advice = "differ only in capitals: if they mean the same, write them alike in the table"
+        more = f"; {' and '.join(map(repr, odd))} {advice}" if odd else ""
+        return f"{len(names):,} classes: {shown(names)}{more}"
+
+    @property
+    def problems(self) -> list[str]:
+        return [str(self._bad(index)) for index in np.flatnonzero(self._empty)]
+
     def _bad(self, index: int) -> BadExampleError:
         which = "text" if self._second[index] == 2 else "second text"
-        return BadExampleError(
-            f"{self.describe(index)}: the {which} is empty ({self._empty.sum():,} such rows); "
-            "remove the row, or leave such rows out: --config.data.on_bad_example=skip"
-        )
+        advice = "remove the row, or leave such rows out: --config.data.on_bad_example=skip"
+        advice = "" if self._skips else f" ({self._empty.sum():,} such rows); {advice}"
+        return BadExampleError(f"{self.describe(index)}: the {which} is empty{advice}")
 
 
 def splits_of(train: Any, evaluation: Any, _: Any, data: Mapping[str, Any]) -> tuple[Table, Table]:
@@ -184,25 +199,37 @@ def read_rows(data: Mapping[str, Any], split: str) -> list[Row]:
     return read_split(data["path"], split, partial(read_file, data=data))
 
 
-def read_file(file: epath.Path, data: Mapping[str, Any]) -> list[Row]:
-    """Reads the texts and labels of a file; raises as `read_rows`."""
+def read_file(
+    file: epath.Path, data: Mapping[str, Any], *, refuse_empty: bool = False
+) -> list[Row]:
+    """Reads the texts and labels of a file.
+
+    Raises:
+      BadInputError: as `read_rows`; with `refuse_empty` also where a text is empty.
+    """
     columns = read_columns(file)
     text, pair, label = layout_of(columns, data, file)
     labels = [str("" if value is None else value).strip() for value in columns[label]]
     where = [f"{file} row {number}" for number in range(1, len(labels) + 1)]
     bad = [
-        f"{place}: column {column!r} holds {reprlib.repr(value)}, and not a text"
+        (row, f"column {column!r} holds {reprlib.repr(value)}, and not a text")
         for column in filter(None, (text, pair))
-        for place, value in zip(where, columns[column], strict=True)
+        for row, value in enumerate(columns[column])
         if not is_text(value)
     ]
     bad += [
-        f"{place}: column {label!r} holds no label ({reprlib.repr(value)})"
-        for place, value, name in zip(where, columns[label], labels, strict=True)
+        (row, f"column {label!r} holds no label ({reprlib.repr(value)})")
+        for row, (value, name) in enumerate(zip(columns[label], labels, strict=True))
         if name in ("", "-", "-1") or not _is_label(value)
     ]
+    bad += [
+        (row, "the text is empty")
+        for column in filter(None, (text, pair) if refuse_empty else ())
+        for row, value in enumerate(columns[column])
+        if is_text(value) and not value.strip()
+    ]
     if bad:
-        raise BadRowsError(bad)
+        raise BadRowsError([f"{where[row]}: {problem}" for row, problem in sorted(bad)])
     pairs = columns[pair] if pair else [None] * len(labels)
     return [Row(*row) for row in zip(columns[text], pairs, labels, where, strict=True)]
 
