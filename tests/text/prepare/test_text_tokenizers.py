@@ -86,6 +86,8 @@ def test_a_tokenizer_cannot_be_larger_than_its_text(tmp_path: Path, capsys):
             options = (f"--vocab_size={size}", f"--kind={kind}", *out)
             message = refused(capsys, "tokenizer", file, *options)
             assert problem in message and "INTERNAL" not in message
+    message = refused(capsys, "tokenizer", text, "--vocab_size=6", *out)
+    assert "the text's characters alone are 19 pieces; give a larger number" in message
     assert "either" in refused(capsys, "tokenizer", text, "--convert", text, *out)
 
 
