@@ -13,7 +13,9 @@ from untrained import export_untrained
 from configs import glue, squad, text_tiny
 from widenet_jax.cli import evaluate, export, predict
 from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.errors import BadInputError
 from widenet_jax.inference.trained import open_trained
+from widenet_jax.text.predict import predict_classes
 from widenet_jax.trained import Trained
 
 
@@ -89,58 +91,60 @@ def test_classes_of_texts(reviews_run: Path, capsys):
     assert text == "good" and answer.endswith("%  positive")
 
 
-def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypatch, capsys):
+def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypatch):
     """Each row as by --text, with its place; rows without a text are listed."""
     monkeypatch.setattr("widenet_jax.text.predict.AT_ONCE", 2)
+    monkeypatch.chdir(tmp_path)
+    opened = {name: open_trained(str(place)) for name, place in
+              (("reviews", reviews_run), ("pairs", pairs(folder)))}  # fmt: skip
+
+    def found(*words: str, model: str = "reviews") -> tuple[list[dict], list[str]]:
+        words = ("--workdir=run", *words)
+        options = predict.parser_of(words).read(words)
+        predictions = predict_classes(options, opened[model])
+        return [row for row, _ in predictions.rows], predictions.unreadable
+
     words = ["the good day", "the bad day", "good"]
-    table, lines = tmp_path / "new.csv", tmp_path / "new.txt"
-    table.write_text("id,review,sentence\n" + "".join(f"1,{text},bad\n" for text in words))
-    lines.write_text("\r\n".join(words) + "\n")
-    expected = predicted(capsys, reviews_run, *(f"--text={text}" for text in words))["texts"]
-    for file, *flags in ((table, "--text_column=review"), (lines,)):
-        found = predicted(capsys, reviews_run, str(file), *flags)["texts"]
-        for number, (row, alone) in enumerate(zip(found, expected, strict=True), 1):
-            assert (row["file"], row["row"], row["text"]) == (str(file), number, alone["text"])
+    rows = "".join(f"1,{text},bad\n" for text in words)
+    Path("new.csv").write_text(f"id,review,sentence\n{rows}")
+    Path("new.txt").write_text("\r\n".join(words) + "\n")
+    lines = ['{"review": "good"}', '{"review": " "}', '{"review": 5}', '{"review": "bad"}']
+    Path("new.jsonl").write_text("\n".join(lines))
+    expected, _ = found(*(f"--text={text}" for text in words))
+    lines, _ = found("new.txt", "new.csv")  # the table by the run's column, here a known one
+    table, unreadable = found("new.csv", "new.jsonl", "--text_column=review")
+    for file, rows in (("new.txt", lines), ("new.csv", table)):
+        for number, (row, alone) in enumerate(zip(rows[:3], expected, strict=True), 1):
+            assert (row["file"], row["row"], row["text"]) == (file, number, alone["text"])
             for one, other in zip(row["top"], alone["top"], strict=True):
                 assert one == pytest.approx(other, abs=1e-5)
-    # The column of the run, here a known one; "bad" in all rows.
-    (first, *_) = predicted(capsys, reviews_run, str(table))["texts"]
-    assert first["text"] == "bad" and first["top"][0]["class"] == "negative"
+    assert [row["text"] for row in lines[3:]] == ["bad"] * 3
+    assert {row["top"][0]["class"] for row in lines[3:]} == {"negative"}
+    assert [(row["row"], row["text"]) for row in table[3:]] == [(1, "good"), (4, "bad")]
+    assert unreadable == [
+        "new.jsonl row 2: text=' ' is empty: give a text to classify",
+        "new.jsonl row 3: text=5 is no text: give a text to classify",
+    ]
 
-    out, rows = tmp_path / "out.csv", tmp_path / "rows.jsonl"
-    rows.write_text('{"text": "good"}\n{"text": " "}\n{"text": 5}\n{"text": "bad"}\n')
-    flags = [f"--workdir={reviews_run}", "--text_column=text", f"--out={out}", "--top=1"]
-    assert predict.main([*flags, str(rows)]) == 2
-    second, third, last = capsys.readouterr().err.splitlines()
-    assert second == f"{rows} row 2: text=' ' is empty: give a text to classify"
-    assert third == f"{rows} row 3: text=5 is no text: give a text to classify"
-    assert last == "error: 2 of 4 texts cannot be read; they are named above"
-    header, *kept = out.read_text().splitlines()
-    assert header == "file,row,text,class_1,probability_1"
-    assert [line.split(",")[1:4] for line in kept] == [
-        ["1", "good", "positive"], ["4", "bad", "negative"]
-    ]  # fmt: skip
-
-    both = tmp_path / "both.tsv"
-    both.write_text("sentence1\tsentence2\nthe day\twas good\n")
-    (row,) = predicted(capsys, pairs(folder), str(both))["texts"]
-    assert (row["text"], row["pair"]) == ("the day", "was good")
-    (row,) = predicted(capsys, reviews_run, str(both), "--text_column=sentence2")["texts"]
-    assert row["text"] == "was good" and "pair" not in row
+    Path("both.tsv").write_text("sentence1\tsentence2\nthe day\twas good\n")
+    (both,), _ = found("both.tsv", model="pairs")
+    assert (both["text"], both["pair"]) == ("the day", "was good")
     for flags, message in (
-        ([f"--text={both}"], f"error: --text={both} is a file: leave out --text="),
-        ([str(both), "--pair=a"], "--pair goes with --text=TEXT; files have a --pair_column"),
-        ([str(table), "--text_column=a"], "no column 'a'; there are 'id', 'review', 'sentence' (c"),
-        ([str(table), "--text_column=a"], "(choose with --text_column=NAME)"),
+        (["--text=both.tsv"], "--text=both.tsv is a file: leave out --text="),
+        (["both.tsv", "--pair=a"], "--pair goes with --text=TEXT; files have a --pair_column"),
+        (
+            ["new.csv", "--text_column=a"],
+            r"no column 'a'; .*'sentence' \(choose with --text_column",
+        ),
         (["--text=a", "--text_column=a"], "--text_column and --pair_column go with files of"),
-        ([str(lines), "--text_column=a"], "new.txt has a text a line and no columns"),
-        ([str(both), "--overlay=o.png"], "--overlay goes with image files"),
+        (["new.txt", "--text_column=a"], "new.txt has a text a line and no columns"),
         (["photo.jpg"], "photo.jpg: no table by its suffix; there are .tsv, .csv, .json, .jsonl, "),
         (["no.csv"], "no.csv: No such file"),
     ):
-        assert message in refused(capsys, f"--workdir={reviews_run}", *flags), flags
-    said = refused(capsys, f"--workdir={pairs(folder)}", str(lines))
-    assert "was trained on pairs of texts: give a pair for each text" in said
+        with pytest.raises(BadInputError, match=message):
+            found(*flags)
+    with pytest.raises(BadInputError, match="trained on pairs of texts: give a pair for each text"):
+        found("new.txt", model="pairs")
 
 
 def test_classes_in_a_file(tmp_path: Path):
@@ -234,6 +238,7 @@ REFUSED = [  # model, flags, part of the one line
     ("gone", ["--text=a", "--overlay=o"], "--overlay goes with image files"),
     ("reviews", ["--fill=a [MASK]"], 'for --fill="A [MASK] word" give the --workdir of a model of'),
     ("filler", ["x.jpg"], 'of the task masked_lm, which takes --fill="A [MASK] word"; '),
+    ("reviews", ["x.csv", "--overlay=o.png"], "--overlay goes with image files"),
     ("filler", ["x.csv"], "of the task classification or text_classification"),
     ("reviews", ["--text=the day", "--pair=was good"], "was trained on single texts: leave"),
     ("reviews", ["--text=a", "--text=b", "--pair=c"], "2 texts and 1 pairs: give a pair"),
