@@ -141,16 +141,18 @@ class PredictSpec:
       form: the flags in a message, such as "--text=TEXT".
       flags: by name; the first flag is the one that must be given. Tasks may share flags. A name
         without dashes in front stands for positional words.
+      instead: flags of which one may be given in place of the first.
       run: (options, trained) -> `trained.Predictions`.
     """
 
     form: str
     flags: Mapping[str, Flag]
     run: Named
+    instead: tuple[str, ...] = ()
 
     @property
-    def main_flag(self) -> str:
-        return next(iter(self.flags))
+    def main_flags(self) -> tuple[str, ...]:
+        return next(iter(self.flags)), *self.instead
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ class TaskSpec:
     Attributes:
       name: a value of `config.task.name`.
       task: its class, a `task.Task`.
+      model: the `config.model.name` that a model to start from must have; "": any.
       sections: its sections of a config, such as `task` and `data`, and their fields by name. A
         field is (default, meaning[, least[, most]]), as in configs/defaults.py.
       transforms: (config, info) -> the transforms of training and of evaluation.
@@ -186,6 +189,7 @@ class TaskSpec:
     task: Named
     transforms: Named
     example: Named
+    model: str = ""
     sections: Mapping[str, Mapping[str, tuple]] = field(default_factory=dict)
     sources: Mapping[str, SourceSpec] = field(default_factory=dict)
     sizes: tuple[str, ...] = ("num_examples",)

@@ -13,7 +13,9 @@ from untrained import export_untrained
 from configs import glue, squad, text_tiny
 from widenet_jax.cli import evaluate, export, predict
 from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.errors import BadInputError
 from widenet_jax.inference.trained import open_trained
+from widenet_jax.text.predict import predict_classes
 from widenet_jax.trained import Trained
 
 
@@ -87,6 +89,62 @@ def test_classes_of_texts(reviews_run: Path, capsys):
     assert predict.main([f"--workdir={reviews_run}", "--text=good", "--top=1"]) == 0
     text, answer = capsys.readouterr().out.splitlines()
     assert text == "good" and answer.endswith("%  positive")
+
+
+def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypatch):
+    """Each row as by --text, with its place; rows without a text are listed."""
+    monkeypatch.setattr("widenet_jax.text.predict.AT_ONCE", 2)
+    monkeypatch.chdir(tmp_path)
+    opened = {name: open_trained(str(place)) for name, place in
+              (("reviews", reviews_run), ("pairs", pairs(folder)))}  # fmt: skip
+
+    def found(*words: str, model: str = "reviews") -> tuple[list[dict], list[str]]:
+        words = ("--workdir=run", *words)
+        options = predict.parser_of(words).read(words)
+        predictions = predict_classes(options, opened[model])
+        return [row for row, _ in predictions.rows], predictions.unreadable
+
+    words = ["the good day", "the bad day", "good"]
+    rows = "".join(f"1,{text},bad\n" for text in words)
+    Path("new.csv").write_text(f"id,review,sentence\n{rows}")
+    Path("new.txt").write_text("\r\n".join(words) + "\n")
+    lines = ['{"review": "good"}', '{"review": " "}', '{"review": 5}', '{"review": "bad"}']
+    Path("new.jsonl").write_text("\n".join(lines))
+    expected, _ = found(*(f"--text={text}" for text in words))
+    lines, _ = found("new.txt", "new.csv")  # the table by the run's column, here a known one
+    table, unreadable = found("new.csv", "new.jsonl", "--text_column=review")
+    for file, rows in (("new.txt", lines), ("new.csv", table)):
+        for number, (row, alone) in enumerate(zip(rows[:3], expected, strict=True), 1):
+            assert (row["file"], row["row"], row["text"]) == (file, number, alone["text"])
+            for one, other in zip(row["top"], alone["top"], strict=True):
+                assert one == pytest.approx(other, abs=1e-5)
+    assert [row["text"] for row in lines[3:]] == ["bad"] * 3
+    assert {row["top"][0]["class"] for row in lines[3:]} == {"negative"}
+    assert [(row["row"], row["text"]) for row in table[3:]] == [(1, "good"), (4, "bad")]
+    assert unreadable == [
+        "new.jsonl row 2: text=' ' is empty: give a text to classify",
+        "new.jsonl row 3: text=5 is no text: give a text to classify",
+    ]
+
+    Path("both.tsv").write_text("sentence1\tsentence2\nthe day\twas good\n")
+    (both,), _ = found("both.tsv", model="pairs")
+    assert (both["text"], both["pair"]) == ("the day", "was good")
+    for flags, message in (
+        (["--text=both.tsv"], "--text=both.tsv is a file: leave out --text="),
+        (["both.tsv", "--pair=a"], "--pair goes with --text=TEXT; files have a --pair_column"),
+        (
+            ["new.csv", "--text_column=a"],
+            r"no column 'a'; .*'sentence' \(choose with --text_column",
+        ),
+        (["--text=a", "--text_column=a"], "--text_column and --pair_column go with files of"),
+        (["new.txt", "--text_column=a"], "new.txt has a text a line and no columns"),
+        (["photo.jpg"], "photo.jpg: no table by its suffix; there are .tsv, .csv, .json, .jsonl, "),
+        (["no.csv"], "no.csv: No such file"),
+    ):
+        with pytest.raises(BadInputError, match=message):
+            found(*flags)
+    with pytest.raises(BadInputError, match="trained on pairs of texts: give a pair for each text"):
+        found("new.txt", model="pairs")
 
 
 def test_classes_in_a_file(tmp_path: Path):
@@ -180,14 +238,17 @@ def test_words_for_masks(filler: Path, capsys):
 REFUSED = [  # model, flags, part of the one line
     ("gone", [], "and one of these only"),
     ("gone", ["--text=a", "--fill=[MASK]"], "and one of these only"),
-    ("gone", ["--fill=[MASK]", "--pair=b"], "--pair goes with --text=TEXT"),
+    ("gone", ["--fill=[MASK]", "--pair=b"], "--pair goes with --text=TEXT or files of texts"),
     ("gone", ["--text=a", "--overlay=o"], "--overlay goes with image files"),
     ("reviews", ["--fill=a [MASK]"], 'for --fill="A [MASK] word" give the --workdir of a model of'),
     ("filler", ["x.jpg"], 'of the task masked_lm, which takes --fill="A [MASK] word"; '),
+    ("reviews", ["x.csv", "--overlay=o.png"], "--overlay goes with image files"),
+    ("filler", ["x.csv"], "of the task classification or text_classification"),
     ("reviews", ["--text=the day", "--pair=was good"], "was trained on single texts: leave"),
     ("reviews", ["--text=a", "--text=b", "--pair=c"], "2 texts and 1 pairs: give a pair"),
     ("reviews", ["--text="], "error: --text='' is empty: give a text to classify"),
     ("reviews", ["--text=the day", "--text=  "], "error: --text='  ' is empty"),
+    ("reviews", ["--text=the day", "--text= "], "give a text to classify (index 1)"),
     ("pairs", ["--text=a", "--pair= "], "error: --pair=' ' is empty"),
     ("span", ["--question=", "--context=a day"], "error: --question='' is empty: give"),
     ("span", ["--question=who?"], "--question needs --context"),

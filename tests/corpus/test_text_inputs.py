@@ -64,8 +64,13 @@ def parquet(path: Path) -> Path:
     return path / "a.parquet"
 
 
+def table(path: Path) -> Path:
+    rows = ['"' + "\n".join(paragraphs) + '",yes' for paragraphs in PARAGRAPHS]
+    return write(path / "a.csv", "\n".join(["text,label", *rows]))
+
+
 @pytest.mark.parametrize(
-    "make", [titles, with_byte_order_mark, json_lines, wikiextractor, compressed, parquet]
+    "make", [titles, with_byte_order_mark, json_lines, wikiextractor, compressed, parquet, table]
 )
 def test_every_format_gives_the_same_documents(tmp_path: Path, make):
     [unit] = plan([str(make(tmp_path))])
@@ -148,6 +153,8 @@ def test_a_tfds_set(tmp_path: Path):
         ("a.jsonl", b'{"text": "One."', "line 1: not valid JSON"),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000, "line 1: not valid JSON (nested too deep"),
         ("a.parquet", b"PAR1 garbage", "not a parquet file"),
+        ("a.csv", b"review,stars\na,1\n", "no column 'text'; there are 'review', 'stars' (choose"),
+        ("a.tsv", b"text\tstars\na\n", "line 2: 1 columns, and the header names 2"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(tmp_path: Path, capsys, name, content, problem):
@@ -167,6 +174,23 @@ def test_a_file_without_text_is_refused(tmp_path: Path, capsys):
 def test_parquet_without_the_column(tmp_path: Path, capsys):
     message = refuse(capsys, tmp_path, parquet(tmp_path), "--text_column=body")
     assert "there are text" in message and "--text_column" in message
+
+
+def test_a_column_of_inputs_without_columns(tmp_path: Path, capsys):
+    """Refused, unless an input has columns."""
+    text, flag = write(tmp_path / "a.txt", "One. Two."), "--text_column=review"
+    message = refuse(capsys, tmp_path, text, flag)
+    assert (
+        f"--text_column=review: no input has columns ({text} is read as --format=text)" in message
+    )
+    out = ("--out", tmp_path / "out")
+    assert "no input has columns" in refused(capsys, "stream", text, flag, *out)
+    for words in (("--convert", FOLDER), (text,)):
+        assert "no input has columns" in refused(capsys, "tokenizer", *words, flag, *out)
+    rows = write(tmp_path / "b.tsv", "review\nOne. Two.\n")
+    assert (
+        run("stream", text, "--valid", rows, flag, "--splits=train=100%", *out, "--workers=1") == 0
+    )
 
 
 def test_paths_that_are_not_there(tmp_path: Path, capsys):

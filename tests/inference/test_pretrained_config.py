@@ -9,7 +9,7 @@ import pytest
 from inference import reference_bert as reference
 from ml_collections import ConfigDict
 
-from configs import cifar10, defaults, finetune, glue
+from configs import cifar10, defaults, finetune, glue, squad
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.pretrained_config import merged, set_fields
@@ -96,6 +96,30 @@ def test_fields_that_the_stored_model_lacks(tmp_path):
         set_fields(config(), [flag, "--config.model.moe.mlp_dim=8"])
     with pytest.raises(BadInputError, match=r"config.model.odd is no field of the model in .*=run"):
         merged(ALBERT, {"odd": 1}, "run")
+
+
+def test_a_model_of_another_kind(tmp_path):
+    """A table of texts and photos need different models, also of one that is public."""
+    images = {"data": {"image_size": 24}, "optimizer": {"learning_rate": 1.0}}
+    places = [
+        run(tmp_path / "images", model_section("widenet_s"), **images),
+        run(tmp_path / "more", model_section("tiny")),
+        run(tmp_path / "texts", ALBERT),
+    ]
+    (tmp_path / "public").mkdir()
+    facts = reference.config_of("albert", hidden_act="gelu_new", hidden_dropout_prob=0)
+    (tmp_path / "public" / "config.json").write_text(json.dumps(facts))
+    for made, place, message in (
+        (glue, places[0], "holds a vision_transformer, and .*=text_classification needs a text_en"),
+        (squad, places[0], "holds a vision_transformer, and .*=span needs a text_encoder"),
+        (glue, places[1], "holds a language_model, and .* needs a text_encoder; start from such"),
+        (finetune, places[1], "holds a language_model, and .*=classification needs a vision_tran"),
+        (cifar10, places[2], "holds a text_encoder, and .* needs a vision_transformer"),
+        (finetune, tmp_path / "public", "holds a text_encoder, and .* needs a vision_transformer"),
+    ):
+        variant = {squad: "v2", glue: "own"}.get(made, "pretrained")
+        with pytest.raises(BadInputError, match=rf"^config.init_from={place} {message}"):
+            set_fields(made.get_config(variant), [f"--config.init_from={place}"])
 
 
 def test_a_hugging_face_model(tmp_path):

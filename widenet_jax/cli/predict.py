@@ -4,7 +4,7 @@
   python scripts/predict.py --workdir=exported/mine photo.jpg --overlay=experts.png
   python scripts/predict.py --workdir=runs/mine photos/new/ 'more/*.webp' --out=found.csv
   python scripts/predict.py --workdir=runs/sst2 --text="A fine film." --text="A dull one."
-  python scripts/predict.py --workdir=runs/sst2 --text="A fine film." --out=found.jsonl
+  python scripts/predict.py --workdir=runs/sst2 reviews.csv --text_column=review --out=found.csv
   python scripts/predict.py --workdir=runs/mnli --text="It rains." --pair="It is dry."
   python scripts/predict.py --workdir=runs/squad --question="Who?" --context="Ada wrote it."
   python scripts/predict.py --workdir=runs/albert --fill="The capital of France is [MASK]."
@@ -12,8 +12,8 @@
   python scripts/predict.py --workdir=runs/bytes --continue="It was" --temperature=0.8 --length=500
 
 Each example is routed alone, so that its answer does not depend on the others. The overlay shows
-which expert each patch of an image went to. Unreadable images are skipped and listed, and the exit
-code is 2. A task's flags stand in its spec (widenet_jax/specs.py).
+which expert each patch of an image went to. Unreadable images and rows of tables are skipped and
+listed, and the exit code is 2. A task's flags stand in its spec (widenet_jax/specs.py).
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
@@ -97,14 +97,18 @@ def predict(options: Options) -> None:
 
     trained = open_model(options.workdir, checkpoint=options.checkpoint)
     spec = task_spec(trained.config.task.name)
-    if spec.predict is None or spec.predict.main_flag != flag:
-        others = [other for other in specs() if other.predict.main_flag == flag]
+    if spec.predict is None or flag not in spec.predict.main_flags:
+        others = [other for other in specs() if flag in other.predict.main_flags]
         raise BadInputError(
             f"{options.workdir} holds a model of the task {spec.name}"
             + (f", which takes {spec.predict.form}" if spec.predict else "")
             + f"; for {others[0].predict.form} give the --workdir of a model of the task "
             + " or ".join(other.name for other in others)
         )
+    for other in specs():
+        for name in other.predict.flags:
+            if is_set(options, name) and name not in spec.predict.flags:
+                raise BadInputError(f"{name} goes with {other.predict.form}")
     if options.out and not options.out.endswith(FORMATS):
         raise BadInputError(f"--out={options.out}: give a name that ends in .csv or .jsonl")
     if options.out:  # a mistake here would lose the work
@@ -143,7 +147,8 @@ def predict(options: Options) -> None:
 def write_predictions(rows: Sequence[dict], out: str) -> None:
     """Writes rows of classes as JSON lines, or as CSV, with 6 decimals.
 
-    The columns of the CSV are the input's (image, or text and pair), class_1, probability_1, ...
+    The columns of the CSV are the input's (image, or text and pair, of files also file and row),
+    class_1, probability_1, ...
     """
     if out.endswith(".jsonl"):
         content = "".join(f"{json.dumps(rounded(row), ensure_ascii=False)}\n" for row in rows)
@@ -171,14 +176,16 @@ def main_flag(options: Options) -> str:
     """
     forms: dict[str, str] = {}
     for spec in specs():
-        forms.setdefault(spec.predict.main_flag, spec.predict.form)
+        forms.setdefault(spec.predict.main_flags[0], spec.predict.form)
     main_flags = [flag for flag in forms if is_set(options, flag)]
     if len(main_flags) != 1:
         raise BadInputError(f"give {', '.join(forms.values())}, and one of these only")
     for spec in specs():
         for flag in spec.predict.flags:
             homes = [other.predict for other in specs() if flag in other.predict.flags]
-            if is_set(options, flag) and main_flags[0] not in [home.main_flag for home in homes]:
+            if is_set(options, flag) and not any(
+                main_flags[0] in home.main_flags for home in homes
+            ):
                 raise BadInputError(f"{flag} goes with {homes[0].form}")
     return main_flags[0]
 

@@ -141,7 +141,7 @@ def check(options: Options) -> None:
     for place, problems in checked.problems.items():
         lines += problems[:SHOWN]
         if len(problems) > SHOWN:
-            lines.append(f"{place}: {len(problems) - SHOWN:,} more")
+            lines.append(f"{place}: {len(problems) - SHOWN:,} more (--json lists all)")
     every, notes = list(itertools.chain.from_iterable(checked.problems.values())), [*checked.notes]
     text = f"{path}: {checked.what}; {len(every):,} problems"
     result = {"path": path, "read": checked.what, "problems": every, "notes": notes}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from widenet_jax.config.machine import usable_cores
 from widenet_jax.config.parser import Options, positive, show
 from widenet_jax.corpus.readers import FORMATS
+from widenet_jax.errors import BadInputError
 
 if TYPE_CHECKING:
     from widenet_jax.corpus.readers import Input
@@ -29,7 +30,7 @@ def add_command(commands: Any, name: str, what: str, work: Callable[[Options], N
     add = command.add_argument
     text = "of the files; by default from their names and beginnings"
     add("--format", choices=["auto", *FORMATS], default="auto", help=text)
-    add("--text_column", default="text", metavar="NAME", help="of parquet and JSON lines")
+    add("--text_column", metavar="NAME", help="of tables, parquet and JSON lines (default text)")
     add("--tfds_split", default="train", metavar="NAME", help="of a TFDS set")
     add("--json", action="store_true", help="print one JSON object")
     return add
@@ -52,6 +53,25 @@ def units_of(paths: Sequence[str], options: Options) -> "list[list[Input]]":
     from widenet_jax.corpus.inputs import plan
 
     return plan(paths, options.format, options.tfds_split) if paths else []
+
+
+def column_of(units: "Sequence[Sequence[Input]]", options: Options) -> str:
+    """Returns the column of the texts in the inputs that have columns.
+
+    Raises:
+      BadInputError: --text_column is given, and no input has columns.
+    """
+    from widenet_jax.corpus.inputs import COLUMN
+    from widenet_jax.corpus.readers import RAW_READERS
+
+    inputs = [part for unit in units for part in unit]
+    if options.text_column and all(part.format not in RAW_READERS for part in inputs):
+        first = f" ({inputs[0].path} is read as --format={inputs[0].format})" if inputs else ""
+        raise BadInputError(
+            f"--text_column={options.text_column}: no input has columns{first}; leave it out, or "
+            "choose a --format with columns"
+        )
+    return options.text_column or COLUMN
 
 
 def report(options: Options, manifest: Mapping[str, Any], counts: str, *more: str) -> None:

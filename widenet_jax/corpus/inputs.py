@@ -10,7 +10,8 @@ from etils import epath
 
 from widenet_jax.corpus import readers
 from widenet_jax.corpus.chunking import Document
-from widenet_jax.corpus.readers import NEWLINE, Input, cut_long_line, guarded
+from widenet_jax.corpus.files import NEWLINE, decoded, first_bytes, guarded, opened
+from widenet_jax.corpus.readers import Input, cut_long_line
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import is_remote
 
@@ -52,7 +53,7 @@ def plan(
     above = os.path.commonprefix([os.path.dirname(place) + "/" for place in places])  # noqa: RUF071
     above = above[: above.rfind("/") + 1]
     for place, path in zip(places, files, strict=True):
-        readers.first_bytes(path)  # a file that cannot be opened is refused before the work begins
+        first_bytes(path)  # a file that cannot be opened is refused before the work begins
         found_format = readers.detect(path) if format == "auto" else format
         found.append(Input(path, place.removeprefix(above), found_format))
     size = -(-len(found) // MOST_UNITS)
@@ -115,7 +116,7 @@ class Passage(NamedTuple):
     def lines(self) -> list[str]:
         """Returns the lines; raises BadInputError, naming the line, unless they are UTF-8."""
         text = self.text.removeprefix(codecs.BOM_UTF8)
-        return readers.decoded(text, self.where, self.line).split("\n")
+        return decoded(text, self.where, self.line).split("\n")
 
 
 def passages(unit: Iterable[Input], column: str) -> Iterator[Passage]:
@@ -132,7 +133,7 @@ def passages(unit: Iterable[Input], column: str) -> Iterator[Passage]:
                 else:
                     yield from _passages_of(io.BytesIO(text), where, None)
         else:
-            with readers.opened(source.path) as file:
+            with opened(source.path) as file:
                 yield from _passages_of(file, source.path, 1)
 
 

@@ -5,38 +5,35 @@ record is a BadInputError that names its place; a reader that is passed a list `
 message there and goes on. Damage after which nothing can be read always raises.
 """
 
-import bz2
 import codecs
 import contextlib
-import gzip
 import io
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from etils import epath
 
+from widenet_jax.corpus.files import (
+    COMPRESSED_SUFFIXES,
+    NEWLINE,
+    decoded,
+    first_bytes,
+    guarded,
+    open_file,
+    opened,
+)
 from widenet_jax.corpus.sentences import paragraphs_of
-from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP, open_input, open_parquet
+from widenet_jax.corpus.tables import Columns, from_csv, from_tsv, shown
+from widenet_jax.data.input_files import open_parquet
 from widenet_jax.errors import BadInputError, first_line
-from widenet_jax.files import is_remote, parse_json
+from widenet_jax.files import parse_json
 
 PARQUET_ROWS = 1024  # read at once
-COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
-NEWLINE = b"\n"
 LINE_BYTES = 1 << 20  # of a line of text; a longer one is read in parts
 DOCUMENT_BYTES = 1 << 26  # of a line of JSON
 DOCUMENT_CHARACTERS = 1 << 24  # of a document of plain text; a longer one is several
-_BEGINNING = 4096  # bytes from which a format is recognised
-# The beginning of a compressed file, and what opens it.
-_COMPRESSED: dict[bytes, Callable[[BinaryIO], BinaryIO]] = {
-    GZIP: lambda file: gzip.GzipFile(fileobj=file),
-    BZIP2: bz2.BZ2File,
-    XZ: lzma.LZMAFile,
-}
 _TITLE = re.compile(r"\s*= [^=]*[^=\s] =\s*")
 _HEADING = re.compile(r"\s*(= ){2,}.*( =){2,}\s*")
 
@@ -70,7 +67,7 @@ def texts(source: Input, column: str, bad: Bad = None) -> Texts:
 
     Args:
       source: the input.
-      column: of JSON lines, parquet files and TFDS sets.
+      column: of JSON lines, parquet files, tables and TFDS sets.
       bad: see the module's docstring.
 
     Raises:
@@ -103,67 +100,12 @@ def detect(path: str) -> str:
     # WikiExtractor's files of JSON lines have names such as wiki_00.
     if name.endswith((".jsonl", ".json", ".ndjson")) or first.startswith('{"'):
         return "jsonl"
+    if name.endswith((".csv", ".tsv")):
+        return name[-3:]
     return "titles" if _TITLE.fullmatch(first) else "text"
 
 
 # --- Files ----------------------------------------------------------------------------------------
-
-
-def first_bytes(path: str) -> bytes:
-    """Returns the beginning of a file; raises BadInputError unless it can be read."""
-    with opened(path) as file:
-        return guarded(path, lambda: file.read(_BEGINNING))
-
-
-def _open(path: str) -> BinaryIO:
-    if not is_remote(path):
-        return open_input(path)
-    try:
-        return epath.Path(path).open("rb")
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be opened ({first_line(error)})") from None
-
-
-@contextlib.contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
-    """Opens a file, decompressed if it is compressed."""
-    with _open(path) as file:
-        beginning = guarded(path, lambda: file.read(max(map(len, _COMPRESSED))))
-        file.seek(0)
-        if beginning.startswith(ZIP):
-            raise BadInputError(f"{path}: a zip archive; unpack it first")
-        found = [opens for mark, opens in _COMPRESSED.items() if beginning.startswith(mark)]
-        yield io.BufferedReader(found[0](file)) if found else file
-
-
-def guarded(path: str, read: Callable[[], Any]) -> Any:
-    """Returns what `read` returns; raises BadInputError where the file is damaged."""
-    try:
-        return read()
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise BadInputError(f"{path}: damaged or cut short ({first_line(error)})") from None
-
-
-def decoded(text: bytes, where: str, first_line: int | None = None) -> str:
-    """Returns a text, which is UTF-8 without NUL.
-
-    Args:
-      text: its bytes.
-      where: its place, for messages.
-      first_line: number of its first line in the file; None where `where` tells enough.
-
-    Raises:
-      BadInputError: it is not such text; the message names the line.
-    """
-    try:
-        if b"\0" not in text:
-            return text.decode()
-        place, problem = text.index(b"\0"), "holds a NUL character, so is not text; remove it"
-    except UnicodeDecodeError as error:
-        place, problem = error.start, "not UTF-8 text; save the file as UTF-8"
-    if first_line is not None:
-        where += f" line {first_line + text.count(NEWLINE, 0, place)}"
-    raise BadInputError(f"{where}: {problem}")
 
 
 @contextlib.contextmanager
@@ -298,7 +240,7 @@ def _text_of_json(line: str, where: str, column: str) -> bytes:
 def _parquet(source: Input, column: str, bad: Bad) -> Lines:
     """Reads a column of a parquet file."""
     path, row = source.path, 0
-    with _open(path) as opened, open_parquet(opened, path) as file:
+    with open_file(path) as content, open_parquet(content, path) as file:
         names = file.schema_arrow.names
         if column not in names:
             known = f"there are {', '.join(names)} (choose with --text_column)"
@@ -320,6 +262,17 @@ def _text_of_cell(cell: Any, where: str, column: str) -> bytes:
     if not isinstance(value, str):
         raise BadInputError(f"{where}: {column!r} holds no text")
     return value.encode(errors="surrogatepass")
+
+
+def _table(source: Input, column: str, bad: Bad) -> Lines:
+    """Reads a column of a table, whole."""
+    del bad  # `check` reads tables as training does
+    columns = TABLES[source.format](epath.Path(source.path))
+    if column not in columns:
+        known = f"there are {shown(list(columns))} (choose with --text_column)"
+        raise BadInputError(f"{source.path}: no column {column!r}; {known}")
+    for number, text in enumerate(columns[column], 1):
+        yield text.encode(), f"{source.path} row {number}"
 
 
 def tfds_builder(path: str) -> Any:
@@ -348,9 +301,11 @@ def _tfds(source: Input, column: str, bad: Bad) -> Lines:
         yield value.encode() if isinstance(value, str) else value, where
 
 
+TABLES: dict[str, Callable[[epath.Path], Columns]] = {"csv": from_csv, "tsv": from_tsv}
 RAW_READERS: dict[str, Callable[[Input, str, Bad], Lines]] = {
     "jsonl": _json_lines,
     "parquet": _parquet,
+    **dict.fromkeys(TABLES, _table),
     "tfds": _tfds,
 }
-FORMATS = (*READERS, "jsonl", "parquet")  # of files
+FORMATS = (*READERS, "jsonl", "parquet", *TABLES)  # of files

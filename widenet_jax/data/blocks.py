@@ -13,6 +13,7 @@ its positions are divided among hosts. Streams of tokens are read in order, in B
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -275,7 +276,8 @@ def check_bad(bad: int, seen: int, *, num_examples: int, limit: float, what: str
     raise RunFailedError(
         f"{bad:,} of {seen:,} {what} could not be read; in each pass at most {int(allowed):,} of "
         f"{num_examples:,} may be ({setting}); mend the data (the notes of this start and earlier "
-        "ones name them, on several hosts each its own) or allow more"
+        "ones name them, on several hosts each its own) or allow them: "
+        f"--config.data.max_bad_fraction={math.ceil(1000 * bad / max(seen, num_examples)) / 1000:g}"
     )
 
 

@@ -35,6 +35,7 @@ class Source(Protocol):
         workdir, `class_names.json`, and an entry of a checkpoint's meta, so that no key may be one
         that the run uses itself, such as config, environment or result.
       note: optional: a line about the set for the user of a run.
+      problems: optional: a line for each example that cannot be read, where the source knows all.
       files: optional: a function that returns lines on the files of the split, with names and
         sizes, but not with the directory: hosts must agree on them.
     """

@@ -38,6 +38,7 @@ from widenet_jax.errors import BadInputError, RunFailedError
 
 MAX_THREADS = 16
 SMALL_SPLIT = 1000  # examples that are read before the first step
+NAMED = 60  # of these that cannot be read: more than a small split may have
 
 
 class Batches(Iterator[Batch], AbstractContextManager):
@@ -161,26 +162,30 @@ def check_small_splits(
 ) -> None:
     """Reads each split of at most 1,000 examples once, so that bad ones are met before training.
 
-    Larger ones take too long: a run meets theirs as it reads them.
+    Larger ones take too long: a run meets theirs as it reads them, unless the source knows them.
 
     Raises:
       BadExampleError: `on_bad_example` is "error", and an example cannot be read.
-      BadInputError: so many cannot be read that a run would end; each was passed to `note`.
+      BadInputError: so many cannot be read that a run would end; the first were passed to `note`.
     """
     for split, kind in ((data.train, "training"), (data.eval, "evaluation")):
-        size, messages = len(split), []
-        if isinstance(split, Stream) or size > SMALL_SPLIT:
-            continue
-        how = {"batch_size": EXAMPLES_PER_BLOCK, "positions": np.arange(EXAMPLES_PER_BLOCK)}
-        how |= reading(config) | {"num_workers": 0, "on_message": messages.append}
-        with eval_batches(split, transform=data.eval_transform, **how) as batches:
-            bad = sum(int(batch["bad"].sum()) for batch in batches)
+        size, messages = len(split), [*getattr(split, "problems", ())]
+        if not hasattr(split, "problems"):
+            if isinstance(split, Stream) or size > SMALL_SPLIT:
+                continue
+            how = {"batch_size": EXAMPLES_PER_BLOCK, "positions": np.arange(EXAMPLES_PER_BLOCK)}
+            how |= reading(config) | {"num_workers": 0, "on_message": messages.append}
+            with eval_batches(split, transform=data.eval_transform, **how) as batches:
+                for _ in batches:  # each example that cannot be read has one message
+                    pass
         try:
-            limit = config["max_bad_fraction"]
-            check_bad(bad, size, num_examples=size, limit=limit, what=f"{kind} {unit}")
+            limit, what = config["max_bad_fraction"], f"{kind} {unit}"
+            check_bad(len(messages), size, num_examples=size, limit=limit, what=what)
         except RunFailedError as error:  # nothing has run yet
-            for message in messages:
+            for message in messages[:NAMED]:
                 note(message)
+            if len(messages) > NAMED:
+                note(f"{len(messages) - NAMED:,} more; scripts/prepare_data.py check lists all")
             raise BadInputError(str(error)) from None
 
 

@@ -14,7 +14,7 @@ from widenet_jax.config.files import configs_module, from_json
 from widenet_jax.config.imports import import_remembered
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
-from widenet_jax.specs import MODELS, model_spec, resolve
+from widenet_jax.specs import MODELS, model_spec, resolve, task_spec, task_specs
 
 sizes = configs_module("sizes")
 PRETRAINED = "pretrained"
@@ -47,6 +47,8 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
         beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
         begun = workdir and config_file(workdir).exists() and not may_replace(absolute(workdir))
         sections = pretrained_sections(workdir if begun else config.init_from)
+        place = f"--workdir={workdir}" if begun else f"config.init_from={config.init_from}"
+        check_kind(sections["model"], config, place)
         recipe = recipe_of(sections, begun=bool(begun))
         for name in recipe.keys() & beside.keys():
             config.model[name] = recipe[name]
@@ -61,6 +63,17 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
             if "imports" in sections:
                 config.imports = (*config.get("imports", ()), *sections["imports"])
     return override(config, flags)
+
+
+def check_kind(model: Mapping[str, Any], config: ConfigDict, place: str) -> None:
+    """Raises BadInputError where the model of a run or an export is that of another task."""
+    task, name = config.task.name, model.get("name")
+    needed = task_spec(task).model
+    if needed and name != needed and name in [spec.model for spec in task_specs()]:
+        raise BadInputError(
+            f"{place} holds a {name}, and config.task.name={task} needs a {needed}; start from "
+            "such a model, or take a config of another task"
+        )
 
 
 def recipe_of(pretrained: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:

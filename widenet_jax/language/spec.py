@@ -8,6 +8,7 @@ STREAMS = "widenet_jax.language.data.token_streams"
 LANGUAGE_MODELING = specs.TaskSpec(
     name="language_modeling",
     task="widenet_jax.language.task:LanguageModeling",
+    model="language_model",
     sections={
         "task": {
             "memory_length": (0, "M, tokens that a window sees before its own; 0: T", 0, 2**20),

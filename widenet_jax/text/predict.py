@@ -4,8 +4,9 @@ Each sequence is its own token group, so that no other text changes its predicti
 """
 
 import itertools
+import os
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,13 +15,20 @@ import numpy as np
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.data.sources import build_transforms
 from widenet_jax.errors import BadArgumentError, BadInputError
+from widenet_jax.files import is_text
+from widenet_jax.text.data.files import LINES, READERS, suffix_of
 from widenet_jax.text.data.sequences import join, sequence_row
 from widenet_jax.text.data.squad import Question, Squad
+from widenet_jax.text.data.tables import read_texts
 from widenet_jax.text.span import ranked_spans
 from widenet_jax.trained import Predictions, Trained, best, classifier, of_one, shares
 
 MASK = "[MASK]"  # in a text, whatever the tokenizer calls its token
+AT_ONCE = 32  # texts: few enough for any machine's memory
 NO_RNG = np.random.default_rng(0)  # the transforms of finetuning draw nothing
+
+# What a text to classify is called, with its arrays as in a batch.
+Example = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 class Found(NamedTuple):
@@ -138,7 +146,7 @@ def rows_of(
     """Yields the arrays of each text and its pair, as in a batch.
 
     Raises:
-      BadArgumentError: a text or pair has no tokens.
+      BadArgumentError: as `reader`; of several texts, with the place in the list.
       BadInputError: there is no pair for each text, or the model was trained on pairs and there are
         none, or the other way round.
     """
@@ -148,34 +156,103 @@ def rows_of(
     if len(pairs) != len(texts):
         numbers = f"{len(texts)} texts and {len(pairs)} pairs"
         raise BadInputError(f"{numbers}: give a pair for each text")
+    read = reader(trained)
+    for index, (text, pair) in enumerate(zip(texts, pairs, strict=True)):
+        try:
+            yield read(text, pair)
+        except BadArgumentError as error:
+            where = f" (index {index})" if len(texts) > 1 else ""
+            raise BadArgumentError(error.name, error.value, error.problem + where) from None
+
+
+def reader(trained: Trained) -> Callable[..., dict[str, np.ndarray]]:
+    """Returns a function from a text and its pair, or None, to their arrays as in a batch.
+
+    It raises:
+      BadArgumentError: a text or pair is no text, or has no tokens.
+      BadInputError: the model was trained on pairs and there is none, or the other way round.
+    """
     _, transform = build_transforms(trained.config, trained.info)
     tokenizer, length = trained.tokenizer, trained.config.data.max_length
-    for text, pair in zip(texts, pairs, strict=True):
+
+    def read(text: object, pair: object = None) -> dict[str, np.ndarray]:
         if trained.info["pairs"] != (pair is not None):
             advice = "pairs of texts: give a pair for each text"
             advice = advice if pair is None else "single texts: leave the pair out"
             raise BadInputError(f"{trained.place} was trained on {advice}")
-        words = {"text": text} | ({} if pair is None else {"pair": pair})
-        ids = {name: tokenizer.encode(part) for name, part in words.items()}
-        if empty := [name for name in ids if not len(ids[name])]:
-            raise BadArgumentError(empty[0], words[empty[0]], "is empty: give a text to classify")
-        yield transform(join(tokenizer, ids["text"], ids.get("pair"), length), NO_RNG)
+        words, ids = {"text": text} | ({} if pair is None else {"pair": pair}), {}
+        for name, value in words.items():
+            ids[name] = tokenizer.encode(value) if is_text(value) else ()
+            if not len(ids[name]):
+                problem = "is empty" if is_text(value) else "is no text"
+                raise BadArgumentError(name, value, f"{problem}: give a text to classify")
+        return transform(join(tokenizer, ids["text"], ids.get("pair"), length), NO_RNG)
+
+    return read
 
 
 # --- For scripts/predict.py: (options, trained) -> Predictions
 
 
 def predict_classes(options: Namespace, trained: Trained) -> Predictions:
-    """Classifies each --text, with its --pair."""
-    rows = rows_of(trained, options.text, options.pair)
+    """Classifies each --text, with its --pair, or each row of files."""
+    unreadable: list[str] = []
+    examples = (
+        file_rows(options, trained, unreadable) if options.files else text_rows(options, trained)
+    )
     classify, found = classifier(trained), []
+    while some := list(itertools.islice(examples, AT_ONCE)):
+        for (row, _), probs in zip(some, classify([arrays for _, arrays in some]), strict=True):
+            top = best(probs, trained, options.top)
+            place = ["{file} row {row}".format(**row)] if "file" in row else []
+            texts = [row[name] for name in ("text", "pair") if name in row]
+            found.append((row | {"top": top}, [*place, *texts, *shares(top, "class")]))
+    return Predictions("texts", found, {}, "", (), unreadable)
+
+
+def text_rows(options: Namespace, trained: Trained) -> Iterator[Example]:
+    """Yields each --text and its --pair by name, and their arrays; raises as `rows_of`."""
+    if options.text_column or options.pair_column:
+        raise BadInputError("--text_column and --pair_column go with files of texts")
+    for text in options.text:
+        if suffix_of(text) in (*READERS, LINES) and os.path.isfile(text):
+            raise BadInputError(f"--text={text} is a file: leave out --text= to classify its rows")
     pairs = options.pair or [None] * len(options.text)
-    for text, pair, arrays in zip(options.text, pairs, rows, strict=True):
-        top = best(classify([arrays])[0], trained, options.top)
-        row = {"text": text, **({} if pair is None else {"pair": pair}), "top": top}
-        lines = [text] if pair is None else [text, pair]
-        found.append((row, [*lines, *shares(top, "class")]))
-    return Predictions("texts", found)
+    arrays = rows_of(trained, options.text, options.pair)
+    for text, pair, row in zip(options.text, pairs, arrays, strict=True):
+        yield {"text": text} | ({} if pair is None else {"pair": pair}), row
+
+
+def file_rows(options: Namespace, trained: Trained, unreadable: list[str]) -> Iterator[Example]:
+    """Yields each row of files: its place and texts by name, and their arrays.
+
+    Args:
+      options: files; text_column and pair_column, where not the run's.
+      trained: the model.
+      unreadable: receives a line for each row without a text.
+
+    Raises:
+      BadInputError: a file cannot be read or has no such column, or the model reads pairs and the
+        file has none.
+    """
+    if options.pair:
+        raise BadInputError("--pair goes with --text=TEXT; files have a --pair_column")
+    lines = [path for path in options.files if suffix_of(path) == LINES]
+    if lines and options.text_column:
+        raise BadInputError(
+            f"--text_column={options.text_column}: {lines[0]} has a text a line and no columns"
+        )
+    data, read = dict(trained.config.data), reader(trained)
+    chosen = {name: getattr(options, name) for name in ("text_column", "pair_column")}
+    data |= {name: column for name, column in chosen.items() if column}
+    tables = [(path, read_texts(path, data)) for path in options.files]
+    for path, texts in tables:
+        for number, (text, pair) in enumerate(texts, 1):
+            words = {"text": text} | ({"pair": pair} if trained.info["pairs"] else {})
+            try:
+                yield {"file": path, "row": number, **words}, read(**words)
+            except BadArgumentError as error:
+                unreadable.append(f"{path} row {number}: {error}")
 
 
 def predict_answer(options: Namespace, trained: Trained) -> Predictions:

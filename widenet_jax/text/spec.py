@@ -17,6 +17,7 @@ def head(name: str, parts: dict[str, specs.Part]) -> dict[str, specs.HeadSpec]:
 MASKED_LM = specs.TaskSpec(
     name="masked_lm",
     task="widenet_jax.text.masked_lm:MaskedLm",
+    model="text_encoder",
     sections={
         "task": {
             "mask_fraction": (0.15, "of a sequence's tokens, special ones included"),
@@ -73,6 +74,7 @@ MASKED_LM = specs.TaskSpec(
 TEXT_CLASSIFICATION = specs.TaskSpec(
     name="text_classification",
     task="widenet_jax.text.classification:TextClassification",
+    model="text_encoder",
     sections={
         "task": {},
         "data": {
@@ -98,13 +100,17 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
     splits_of="widenet_jax.text.data.tables:splits_of",
     heads=head("classification", POOLER | {"classifier": specs.Part(specs.SAME_CLASSES)}),
     predict=specs.PredictSpec(
-        form="--text=TEXT",
+        form="--text=TEXT or files of texts",
         flags={
             "--text": specs.Flag("to classify; may be repeated", kind="texts"),
             "--pair": specs.Flag("the second text of a --text", kind="texts"),
+            "files": specs.Flag("tables, or .txt with a text a line", "FILE", "words"),
+            "--text_column": specs.Flag("of tables; by default as in the run", "NAME"),
+            "--pair_column": specs.Flag("of their second texts, likewise", "NAME"),
             "--out": specs.Flag("write the predictions to a .csv or .jsonl file", "FILE"),
         },
         run="widenet_jax.text.predict:predict_classes",
+        instead=("files",),
     ),
     methods=dict.fromkeys(("predict", "features"), "widenet_jax.text.predict:rows_of"),
     card=specs.CardSpec(
@@ -122,6 +128,7 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
 SPAN = specs.TaskSpec(
     name="span",
     task="widenet_jax.text.span:Span",
+    model="text_encoder",
     sections={
         "task": {
             "head": ("beam", "beam: ALBERT's; span: BERT's"),

@@ -86,7 +86,7 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
     """
     classify = classifier(trained)
     rows, pictures, unreadable = [], [], []
-    for path in image_paths(options.images):
+    for path in image_paths(options.files):
         try:
             picture = picture_of(path, trained)
         except BadExampleError as error:

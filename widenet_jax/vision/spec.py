@@ -5,6 +5,7 @@ from widenet_jax import specs
 CLASSIFICATION = specs.TaskSpec(
     name="classification",
     task="widenet_jax.vision.task:Classification",
+    model="vision_transformer",
     sections={
         "task": {
             "label_smoothing": (0.0, "0 to 0.99", 0, 0.99),
@@ -63,7 +64,7 @@ CLASSIFICATION = specs.TaskSpec(
     predict=specs.PredictSpec(
         form="image files",
         flags={
-            "images": specs.Flag("image files, folders, '*.jpg'", "IMAGE", "words"),
+            "files": specs.Flag("image files, folders, '*.jpg'; tables of texts", "FILE", "words"),
             "--overlay": specs.Flag("draw expert choices over the images", "PNG"),
             "--out": specs.Flag("write the predictions to a .csv or .jsonl file", "FILE"),
         },

@@ -11,6 +11,8 @@ import pytest
 from etils import epath
 
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
+from widenet_jax.data.contract import Data
+from widenet_jax.data.pipeline import check_small_splits
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.text.data.sequences import join, sequence_row
@@ -160,6 +162,34 @@ def test_empty_texts(tmp_path: Path, tokenizer: Tokenizer):
             found[index]
 
 
+def test_too_many_empty_texts_end_a_run_before_it_trains(tmp_path: Path, tokenizer: Tokenizer):
+    """Of a large table, too; the message has the value that allows them."""
+    rows = ["text\tlabel", *["a\tno", "b\tyes"] * 1000, *[" \tno"] * 70]
+    (tmp_path / "train.tsv").write_text("\n".join(rows))
+    small = table(tmp_path, tokenizer, "train[:10]", on_bad_example="skip")
+    assert small.problems == []
+    found = table(tmp_path, tokenizer, on_bad_example="skip")
+    splits, notes = Data(found, small, *[None] * 3), []
+    config = {"max_bad_fraction": 0.001}
+    message = r"^70 of 2,070 training rows .* allow them: --config.data.max_bad_fraction=0.034$"
+    with pytest.raises(BadInputError, match=message):
+        check_small_splits(splits, config, "rows", notes.append)
+    assert notes[0] == f"{tmp_path}/train.tsv row 2001: the text is empty"
+    assert len(notes) == 61 and notes[-1].startswith("10 more; scripts/prepare_data.py check")
+    check_small_splits(splits, {"max_bad_fraction": 0.034}, "rows", notes.append)
+
+
+def test_a_run_names_the_classes(tmp_path: Path, tokenizer: Tokenizer):
+    for labels, expected in (
+        (("no", "yes"), "2 classes: 'no', 'yes'"),
+        (("no", "Yes", "yes"), "3 classes: 'Yes', 'no', 'yes'; 'Yes' and 'yes' differ only in cap"),
+        (map(str, range(20)), "20 classes: '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10'"),
+    ):
+        rows = [f"a\t{label}" for label in labels]
+        (tmp_path / "train.tsv").write_text("\n".join(["text\tlabel", *rows]))
+        assert table(tmp_path, tokenizer).note.startswith(expected)
+
+
 def test_numbered_labels(tmp_path: Path):
     """GLUE's 0 and 1 are names of `label_names`; numbers without names are sorted as numbers."""
     (tmp_path / "train.tsv").write_text("text\tlabel\na\t1\nb\t0\nc\tpositive\n")
@@ -204,6 +234,12 @@ def test_pairs_are_cut_longest_first_and_padded(
         ("train.tsv", b"text\tlabel\na\t1\n\xff\t1\n", "line 3: not UTF-8"),
         ("train.tsv", b"text\tlabel\na\t1\nb\t\n", "row 2: column 'label' holds no label"),
         ("train.csv", b'text,label\n"a,1\n', "not a CSV file"),
+        (
+            "train.csv",
+            b'text;label\r\na, b;1\r\n"a ""b""";1',
+            "header has semicolons and no commas;",
+        ),
+        ("train.csv", b'"text"\t"label"\na, b\t1\n', "header has tabs and no commas; save the tab"),
         ("train.json", b'{"text": "a"', "neither a JSON list of objects nor an object a line"),
         ("train.json", b"[]", "holds no list of objects"),
         ("train.json", b"[" * 100_000, "neither a JSON list"),
@@ -245,7 +281,10 @@ def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):
 
 def test_no_tokenizer_no_path_and_no_table(tmp_path: Path):
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tyes\n")
-    with pytest.raises(BadInputError, match=r"config.data.tokenizer is empty.*--config.init_from"):
+    with pytest.raises(
+        BadInputError,
+        match=r"config.data.tokenizer is empty.*data.py tokenizer TEXTS.*--config.init_from",
+    ):
         Table(data(tmp_path, tokenizer=""), "train", {})
     (tmp_path / "a.txt").write_text("a\tb\n")
     for path, problem in (

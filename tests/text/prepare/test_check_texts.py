@@ -53,7 +53,9 @@ def test_texts(tmp_path: Path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["problems"] == lines[:2]
     write(tmp_path / "a.txt", b"\xe9\n" * 25)
-    assert check(capsys, tmp_path / "a.txt")[20:] == [f"{tmp_path}/a.txt: 5 more"]
+    assert check(capsys, tmp_path / "a.txt")[20:] == [
+        f"{tmp_path}/a.txt: 5 more (--json lists all)"
+    ]
     assert run("check", FOLDER / "persuasion.txt") == 0
     assert "; 0 problems\n" in capsys.readouterr().out
 
@@ -64,16 +66,27 @@ def test_tables(tmp_path: Path, capsys):
     write(tmp_path / "dev.csv", "text,label\n ,yes\nb,\nc,no\n")
     write(tmp_path / "more.csv", "text,label\n ,yes\nc,no\n")
     assert check(capsys, tmp_path) == [
+        f"{tmp_path}/dev.csv row 1: the text is empty",
         f"{tmp_path}/dev.csv row 2: column 'label' holds no label ('')",
         f"{tmp_path}/more.csv row 1: the text is empty",
         f"{tmp_path}/train.tsv line 3: 1 columns, and the header names 2 ('text', 'label')",
         f"{tmp_path}/train.tsv line 4: 3 columns, and the header names 2 ('text', 'label')",
+        "row 1 of a table is the first below its header",
     ]
     own = write(tmp_path / "own.jsonl", '{"review": 5, "stars": 1}\n{"review": "b"}\n')
     assert check(capsys, own, "--text_column=review", "--label_column=stars") == [
         f"{own} row 1: column 'review' holds 5, and not a text",
         f"{own} row 2: column 'stars' holds no label (None)",
     ]
+
+
+def test_quoted_tabs(tmp_path: Path, capsys):
+    """A .tsv that was written as a .csv is noted; a quotation or two is not."""
+    for rows, noted in (('"a"\tyes\n"b"\tno\n"\tno\n', 1), ('"a"\tyes\nb\tno\n', 0)):
+        file = write(tmp_path / "train.tsv", f"text\tlabel\n{rows}")
+        assert run("check", file) == 0
+        note = f"{file}: 2 of 3 texts begin and end with a quote, which is a part of the text in"
+        assert capsys.readouterr().out.count(note) == noted
 
 
 def test_tables_without_labels(tmp_path: Path, capsys):
@@ -106,7 +119,9 @@ def test_questions(tmp_path: Path, capsys):
     assert second.endswith("(question 3, KeyError: 'answers')")
     assert third.endswith("(question 5, TypeError: question '4': a text is missing or is no text)")
     assert twentieth.endswith("question '21': a text is missing or is no text)")
-    assert more == f"{file}: 9 more"  # 29 mistakes: the last is the second article's
+    assert (
+        more == f"{file}: 9 more (--json lists all)"
+    )  # 29 mistakes: the last is the second article's
     assert run("check", file, "--json") == 2
     found = json.loads(capsys.readouterr().out)["problems"]
     assert len(found) == 29 and found[-1].endswith(

@@ -7,9 +7,10 @@ import sentencepiece
 from preparing import refused, run, write
 
 from widenet_jax.corpus import tokenizer_files
+from widenet_jax.corpus.inputs import plan
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
-from widenet_jax.text.prepare.tokenizers import cut_sentence
+from widenet_jax.text.prepare.tokenizers import cut_sentence, lines_of, sentences_of
 
 
 def test_the_embedded_tokenizer_comes_out_again(tmp_path: Path):
@@ -53,6 +54,21 @@ def test_byte_pairs_are_those_of_sentencepiece(tmp_path: Path, monkeypatch):
     assert pieces[-4:] == ["1", "8", "1", "8"] and "▁A" in pieces[0]
 
 
+def test_a_tokenizer_of_a_column(tmp_path: Path):
+    """Of the texts alone: neither the header nor other columns have pieces."""
+    rows = "review\tstars\ngood good\txyz\ndull. Bad\txyz\n"
+    for name, content in (("a.csv", rows.replace("\t", ",")), ("a.tsv", rows)):
+        units = plan([str(write(tmp_path / name, content))])
+        assert [*sentences_of(units, "review")] == ["good good", "dull.", "Bad"]
+        assert [*lines_of(units, "review")] == ["good good", "dull. Bad"]
+    out = tmp_path / "tokenizer.json"
+    options = ("--text_column=review", "--vocab_size=22", "--out", out)
+    assert run("tokenizer", tmp_path / "a.csv", *options) == 0
+    tokenizer = load_tokenizer(str(out))
+    pieces = {tokenizer.token(index) for index in range(5, tokenizer.vocab_size)}
+    assert not set("xyzrevw") & set("".join(pieces))
+
+
 def test_a_vocabulary_is_converted(tmp_path: Path):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "go", "##ing"]
     path = write(tmp_path / "vocab.txt", "\n".join(pieces))
@@ -70,6 +86,8 @@ def test_a_tokenizer_cannot_be_larger_than_its_text(tmp_path: Path, capsys):
             options = (f"--vocab_size={size}", f"--kind={kind}", *out)
             message = refused(capsys, "tokenizer", file, *options)
             assert problem in message and "INTERNAL" not in message
+    message = refused(capsys, "tokenizer", text, "--vocab_size=6", *out)
+    assert "the text's characters alone are 19 pieces; give a larger number" in message
     assert "either" in refused(capsys, "tokenizer", text, "--convert", text, *out)
 
 

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from widenet_jax.config.parser import Options
-from widenet_jax.corpus.command import add_set_command, report, units_of
+from widenet_jax.corpus.command import add_set_command, column_of, report, units_of
 from widenet_jax.data.splits import PLAIN_SPLITS
 from widenet_jax.errors import BadInputError
 
@@ -36,9 +36,9 @@ def prepare_stream(options: Options) -> None:
     preparation: give it as --config.data.path.
 
     INPUT is a file, or a directory of files (gzip, bzip2 and xz are recognised): text, which is
-    taken as it is; JSON lines or Hugging Face parquet files, whose text is in a field
-    (--text_column); or the directory of a TFDS set that is stored as array_record. Each line is cut
-    into word pieces by itself.
+    taken as it is; JSON lines, Hugging Face parquet files or tables (.csv, .tsv), whose text is in
+    a column (--text_column); or the directory of a TFDS set that is stored as array_record. Each
+    line is cut into word pieces by itself.
 
       prepare_data.py stream enwik8 --splits train=90M,valid=5M,test=5M --out enwik8_set
       prepare_data.py stream wiki.train.tokens --valid wiki.valid.tokens --test wiki.test.tokens \\
@@ -65,7 +65,7 @@ def prepare_stream(options: Options) -> None:
         )
     work = [(unit, split) for split in files for unit in units_of(files[split], options)]
     units, splits = zip(*work, strict=True)
-    stream = StreamPreparation(units, options.text_column, encoder, splits, cuts)
+    stream = StreamPreparation(units, column_of(units, options), encoder, splits, cuts)
     provenance = {"converter": "stream", "input": options.inputs}
     provenance |= {split: files[split] for split in ("valid", "test") if files[split]}
     manifest = prepare(stream, options, provenance)

@@ -5,20 +5,19 @@ A split is the name of a file without its suffix ("train" for train.tsv), a part
 must have rows.
 """
 
-import codecs
-import csv
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from etils import epath
 
-from widenet_jax.corpus.readers import COMPRESSED_SUFFIXES, decoded, guarded, opened
+from widenet_jax.corpus.files import COMPRESSED_SUFFIXES
+from widenet_jax.corpus.tables import Columns, from_csv, from_tsv, read_bytes, read_text
 from widenet_jax.data.input_files import class_names, open_parquet
 from widenet_jax.data.labelled import check_class_names
 from widenet_jax.data.splits import check_part, parse_slice, parts_of, slice_of
-from widenet_jax.errors import BadInputError, BadRowsError, first_line
+from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import absolute, parse_json
 
 # Hugging Face and TFDS call the evaluation split validation, GLUE's files dev.
@@ -27,9 +26,7 @@ _VERSION = re.compile(r"-v\d\.\d$")  # of SQuAD's files, which Hugging Face's la
 _FILE = re.compile(
     r"([^.].*?)(?:-\d{5}-of-\d{5})?(\.[a-z]+)(?:\.gz|\.bz2|\.xz)?"
 )  # its split, its suffix
-_MAX_CELL = 1 << 30
-
-Columns = dict[str, list[Any]]  # of equal length, by name
+LINES = ".txt"  # suffix of a file with a text a line, to classify
 
 # --- Splits ---------------------------------------------------------------------------------------
 
@@ -107,17 +104,6 @@ def suffix_of(file: str | epath.Path) -> str:
     return (place.with_suffix("") if place.suffix in COMPRESSED_SUFFIXES else place).suffix.lower()
 
 
-def read_bytes(file: epath.Path) -> bytes:
-    """Returns a file's content, decompressed; raises BadInputError if it cannot be read."""
-    with opened(str(file)) as content:
-        return guarded(str(file), content.read)
-
-
-def read_text(file: epath.Path) -> str:
-    """Returns a file's text, without a byte order mark; raises BadInputError as `decoded`."""
-    return decoded(read_bytes(file).removeprefix(codecs.BOM_UTF8), str(file), first_line=1)
-
-
 def read_columns(file: epath.Path) -> Columns:
     """Reads a table.
 
@@ -128,38 +114,6 @@ def read_columns(file: epath.Path) -> Columns:
         known = ", ".join(READERS)
         raise BadInputError(f"{file}: no table by its suffix; there are {known}, also with .gz")
     return READERS[suffix](file)
-
-
-def _from_tsv(file: epath.Path) -> Columns:
-    """Reads tab-separated values under a header. Quotes are ordinary characters, as in GLUE."""
-    lines = read_text(file).rstrip("\r\n").split("\n")
-    return _by_header([line.rstrip("\r").split("\t") for line in lines], file)
-
-
-def _from_csv(file: epath.Path) -> Columns:
-    """Reads comma-separated values under a header, quoted where needed."""
-    csv.field_size_limit(_MAX_CELL)  # by default 128 KiB, and documents may be longer
-    try:
-        lines = list(csv.reader(io.StringIO(read_text(file), newline=""), strict=True))
-    except csv.Error as error:
-        raise BadInputError(f"{file}: not a CSV file ({error})") from None
-    return _by_header([line for line in lines if line], file)
-
-
-def _by_header(lines: Sequence[Sequence[str]], file: epath.Path) -> Columns:
-    header, *rows = lines or [[]]
-    if not any(header):
-        raise BadInputError(f"{file}: empty")
-    if len(set(header)) < len(header):
-        raise BadInputError(f"{file}: two columns have the same name; there are {shown(header)}")
-    if odd := [
-        f"{file} line {number}: {len(row)} columns, and the header names {len(header)} "
-        f"({shown(header)})"
-        for number, row in enumerate(rows, 2)
-        if len(row) != len(header)
-    ]:
-        raise BadRowsError(odd)
-    return {name: [row[k] for row in rows] for k, name in enumerate(header)}
 
 
 def _from_json(file: epath.Path) -> Columns:
@@ -195,14 +149,9 @@ def _from_parquet(file: epath.Path) -> Columns:
     return columns
 
 
-def shown(names: Sequence[str]) -> str:
-    """Lists names for a message, the first of them."""
-    return ", ".join(map(repr, list(names)[:12])) + (", ..." if len(names) > 12 else "")
-
-
 READERS: dict[str, Callable[[epath.Path], Columns]] = {
-    ".tsv": _from_tsv,
-    ".csv": _from_csv,
+    ".tsv": from_tsv,
+    ".csv": from_csv,
     ".json": _from_json,
     ".jsonl": _from_json,
     ".parquet": _from_parquet,

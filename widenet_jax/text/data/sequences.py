@@ -28,8 +28,9 @@ def tokenizer_for(data: Mapping[str, Any], info: Mapping[str, Any]) -> Tokenizer
         return Tokenizer(info["tokenizer"])
     if not data["tokenizer"]:
         raise BadInputError(
-            "config.data.tokenizer is empty: add --config.data.tokenizer=FILE, or start from a "
-            "trained model, whose tokenizer is used: --config.init_from=DIR"
+            "config.data.tokenizer is empty: add --config.data.tokenizer=FILE, which "
+            "`scripts/prepare_data.py tokenizer TEXTS --out FILE` makes, or start from a trained "
+            "model, whose tokenizer is used: --config.init_from=DIR"
         )
     return load_tokenizer(data["tokenizer"])
 

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from widenet_jax.corpus.tables import read_text
 from widenet_jax.corpus.tokenizer import Encoded
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
 from widenet_jax.files import is_text
 from widenet_jax.text.data import sequences
-from widenet_jax.text.data.files import read_columns, read_split, read_text, suffix_of
+from widenet_jax.text.data.files import read_columns, read_split, suffix_of
 
 SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
 # A token's context counts this share of its window's length, besides its shorter side (BERT).

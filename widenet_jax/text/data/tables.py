@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from widenet_jax.corpus.tables import Columns, read_text, shown
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 from widenet_jax.files import is_text
 from widenet_jax.text.data import sequences
-from widenet_jax.text.data.files import Columns, read_columns, read_split, shown
+from widenet_jax.text.data.files import LINES, read_columns, read_split, suffix_of
 
 # (text, pair, label) columns of known sets; the first layout that a file has is taken.
 LAYOUTS = (
@@ -66,6 +67,7 @@ class Table:
       class_names: label k is class_names[k].
       record_labels: the label of each row, int32 [n].
       info: the class names, the tokenizer, and "pairs": whether rows have two texts.
+      note: names the classes, and those that differ only in capitals.
     """
 
     def __init__(
@@ -122,7 +124,8 @@ class Table:
         self._second = np.array([one["second"] for one in joined], np.int32)
         no_pair = self._second + 1 == np.diff(self._ends)
         self._empty = (self._second == 2) | (paired & no_pair)
-        if data["on_bad_example"] == "error" and self._empty.any():
+        self._skips = data["on_bad_example"] != "error"
+        if not self._skips and self._empty.any():
             raise self._bad(int(self._empty.argmax()))
 
     def __len__(self) -> int:
@@ -138,12 +141,25 @@ class Table:
     def describe(self, index: int) -> str:
         return self._where[index]
 
+    @property
+    def note(self) -> str:
+        names, alike = self.class_names, {}
+        for name in names:
+            alike.setdefault(name.casefold(), []).append(name)
+        odd = next((same for same in alike.values() if len(same) > 1), None)
+        advice = "differ only in capitals: if they mean the same, write them alike in the table"
+        more = f"; {' and '.join(map(repr, odd))} {advice}" if odd else ""
+        return f"{len(names):,} classes: {shown(names)}{more}"
+
+    @property
+    def problems(self) -> list[str]:
+        return [str(self._bad(index)) for index in np.flatnonzero(self._empty)]
+
     def _bad(self, index: int) -> BadExampleError:
         which = "text" if self._second[index] == 2 else "second text"
-        return BadExampleError(
-            f"{self.describe(index)}: the {which} is empty ({self._empty.sum():,} such rows); "
-            "remove the row, or leave such rows out: --config.data.on_bad_example=skip"
-        )
+        advice = "remove the row, or leave such rows out: --config.data.on_bad_example=skip"
+        advice = "" if self._skips else f" ({self._empty.sum():,} such rows); {advice}"
+        return BadExampleError(f"{self.describe(index)}: the {which} is empty{advice}")
 
 
 def splits_of(train: Any, evaluation: Any, _: Any, data: Mapping[str, Any]) -> tuple[Table, Table]:
@@ -184,27 +200,61 @@ def read_rows(data: Mapping[str, Any], split: str) -> list[Row]:
     return read_split(data["path"], split, partial(read_file, data=data))
 
 
-def read_file(file: epath.Path, data: Mapping[str, Any]) -> list[Row]:
-    """Reads the texts and labels of a file; raises as `read_rows`."""
+def read_file(
+    file: epath.Path, data: Mapping[str, Any], *, refuse_empty: bool = False
+) -> list[Row]:
+    """Reads the texts and labels of a file.
+
+    Raises:
+      BadInputError: as `read_rows`; with `refuse_empty` also where a text is empty.
+    """
     columns = read_columns(file)
     text, pair, label = layout_of(columns, data, file)
     labels = [str("" if value is None else value).strip() for value in columns[label]]
     where = [f"{file} row {number}" for number in range(1, len(labels) + 1)]
     bad = [
-        f"{place}: column {column!r} holds {reprlib.repr(value)}, and not a text"
+        (row, f"column {column!r} holds {reprlib.repr(value)}, and not a text")
         for column in filter(None, (text, pair))
-        for place, value in zip(where, columns[column], strict=True)
+        for row, value in enumerate(columns[column])
         if not is_text(value)
     ]
     bad += [
-        f"{place}: column {label!r} holds no label ({reprlib.repr(value)})"
-        for place, value, name in zip(where, columns[label], labels, strict=True)
+        (row, f"column {label!r} holds no label ({reprlib.repr(value)})")
+        for row, (value, name) in enumerate(zip(columns[label], labels, strict=True))
         if name in ("", "-", "-1") or not _is_label(value)
     ]
+    bad += [
+        (row, "the text is empty")
+        for column in filter(None, (text, pair) if refuse_empty else ())
+        for row, value in enumerate(columns[column])
+        if is_text(value) and not value.strip()
+    ]
     if bad:
-        raise BadRowsError(bad)
+        raise BadRowsError([f"{where[row]}: {problem}" for row, problem in sorted(bad)])
     pairs = columns[pair] if pair else [None] * len(labels)
     return [Row(*row) for row in zip(columns[text], pairs, labels, where, strict=True)]
+
+
+def read_texts(path: str, data: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Reads the text and the pair (None for no pairs) of each row, or line, of a file to classify.
+
+    Raises:
+      BadInputError: the file is damaged, or of no known kind; or it has no such column, which is
+        named as a flag of a command.
+    """
+    file = epath.Path(path)
+    if suffix_of(file) == LINES:
+        lines = read_text(file).rstrip("\r\n").split("\n")
+        return [(line.rstrip("\r"), None) for line in lines]
+    columns = read_columns(file)
+    try:
+        text, pair, _ = layout_of(columns, data, file, labelled=False)
+    except MissingColumnError as error:
+        raise BadInputError(str(error).replace("--config.data.", "--")) from None
+    if not pair:
+        return [(cell, None) for cell in columns[text]]
+    pairs = ["" if cell is None else cell for cell in columns[pair]]
+    return [*zip(columns[text], pairs, strict=True)]
 
 
 def _is_label(value: object) -> bool:
@@ -215,8 +265,12 @@ def _is_label(value: object) -> bool:
     return value - value == 0 if isinstance(value, Number) else is_text(value)
 
 
-def layout_of(columns: Columns, data: Mapping[str, Any], file: epath.Path) -> tuple[str, str, str]:
+def layout_of(
+    columns: Columns, data: Mapping[str, Any], file: epath.Path, *, labelled: bool = True
+) -> tuple[str, str, str]:
     """Returns the names of the columns of the text, of its pair ("" for none) and of the label.
+
+    Without `labelled` the label may be missing.
 
     Raises:
       MissingColumnError: the file has no such columns, or none that is known.
@@ -231,7 +285,7 @@ def layout_of(columns: Columns, data: Mapping[str, Any], file: epath.Path) -> tu
         text, pair, label = next(itertools.chain(known, texts), ("", "", ""))
     layout = (text or "text", pair, label or "label")
     for field, name in zip(fields, layout, strict=True):
-        if name and name not in columns:
+        if name and name not in columns and (labelled or field != "label_column"):
             problem = f"{file}: no column {name!r}; there are {shown(list(columns))}"
             raise MissingColumnError(problem, field)
     return layout

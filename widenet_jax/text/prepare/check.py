@@ -7,8 +7,9 @@ import tqdm
 from etils import epath
 
 from widenet_jax.config.parser import Options
+from widenet_jax.corpus.files import first_bytes
 from widenet_jax.corpus.inputs import files_below
-from widenet_jax.corpus.readers import Input, detect, first_bytes, texts
+from widenet_jax.corpus.readers import Input, detect, texts
 from widenet_jax.data.records import Check, Checked
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.files import READERS, suffix_of
@@ -35,11 +36,11 @@ def check(path: str, options: Options) -> Checked:
     place = epath.Path(path)
     files = sorted(files_below(place)) if place.is_dir() else [path]
     columns = {name: getattr(options, name) for name in COLUMNS}
-    count, problems, unlabelled = 0, {}, {}
+    count, problems, unlabelled, notes = 0, {}, {}, []
     for file in tqdm.tqdm(files, desc="check", unit="file"):
         bad: list[str] = []
         try:
-            count += read(file, columns, options.format, bad)
+            count += read(file, columns, options.format, bad, notes)
         except MissingColumnError as error:
             found = unlabelled.setdefault(file, []) if error.field == "label_column" else bad
             found.append(str(error).replace("--config.data.", "--"))
@@ -47,12 +48,18 @@ def check(path: str, options: Options) -> Checked:
             bad += getattr(error, "problems", [str(error)])
         problems[file] = bad
     what = f"{len(files):,} files, {count:,} documents, rows and questions"
+    of_tables = (line for file in files if suffix_of(file) in TABLES for line in problems[file])
+    if any(" row " in line for line in of_tables):
+        notes.append("row 1 of a table is the first below its header")
     if columns["label_column"] and len(unlabelled) == sum(_is_table(f, columns) for f in files):
-        return Checked(what, problems | unlabelled)
-    return Checked(what, problems, [f"{f}: no label column: not for training" for f in unlabelled])
+        return Checked(what, problems | unlabelled, notes)
+    notes += [f"{f}: no label column: not for training" for f in unlabelled]
+    return Checked(what, problems, notes)
 
 
-def read(path: str, columns: Mapping[str, str], format: str, bad: list[str]) -> int:
+def read(
+    path: str, columns: Mapping[str, str], format: str, bad: list[str], notes: list[str]
+) -> int:
     """Reads one file; returns how many documents, rows or questions it has.
 
     Args:
@@ -60,6 +67,7 @@ def read(path: str, columns: Mapping[str, str], format: str, bad: list[str]) -> 
       columns: "text_column", "pair_column" and "label_column" as in `config.data`, "" if not given.
       format: of a file that is no table, as in `inputs.plan`.
       bad: receives a line for each mistake.
+      notes: receives a line on what may be one.
 
     Raises:
       BadInputError: a mistake after which the file cannot be read on.
@@ -68,9 +76,11 @@ def read(path: str, columns: Mapping[str, str], format: str, bad: list[str]) -> 
     if not beginning:
         raise BadInputError(f"{path}: an empty file")
     if _is_table(path, columns):
-        rows = read_file(epath.Path(path), columns)
-        empty = [row.where for row in rows if not all(map(str.strip, (row.text, row.pair or "-")))]
-        bad += [f"{where}: the text is empty" for where in empty]
+        rows = read_file(epath.Path(path), columns, refuse_empty=True)
+        quoted = sum(len(row.text) > 1 and row.text[0] == row.text[-1] == '"' for row in rows)
+        if suffix_of(path) == ".tsv" and 2 * quoted > len(rows):
+            what = f"{quoted:,} of {len(rows):,} texts begin and end with a quote"
+            notes.append(f"{path}: {what}, which is a part of the text in .tsv, as in GLUE")
         return len(rows)
     if suffix_of(path) == ".json" and b'"paragraphs"' in beginning:
         return len(read_questions(epath.Path(path)))

@@ -7,7 +7,7 @@ from typing import Any
 import tqdm
 
 from widenet_jax.config.parser import Options, not_negative, positive, show
-from widenet_jax.corpus.command import add_command, add_set_command, report, units_of
+from widenet_jax.corpus.command import add_command, add_set_command, column_of, report, units_of
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.files import absolute, write_text
 
@@ -52,12 +52,14 @@ def make_tokenizer(options: Options) -> None:
 
     if bool(options.convert) == bool(options.inputs):
         raise BadInputError("give either text to train on, or --convert=FILE")
+    units = units_of(options.inputs, options)
+    column = column_of(units, options)
     if options.convert:
         tokenizer = load_tokenizer(options.convert)
     else:
         bpe = options.kind == "bpe"
         read = tokenizers.lines_of if bpe else tokenizers.sentences_of
-        texts = read(units_of(options.inputs, options), options.text_column)
+        texts = read(units, column)
         bar = tqdm.tqdm(texts, unit="sentence", file=sys.stderr, mininterval=1)
         common = {name: getattr(options, name) for name in ("vocab_size", "max_sentences")}
         common["cased"] = options.cased or bpe
@@ -87,6 +89,7 @@ def prepare_text(options: Options) -> None:
       sentences  a sentence a line, a blank line between documents (only with --format=sentences)
       jsonl      a JSON object a line, the text in a field (--text_column)
       parquet    Hugging Face parquet files, the text in a column (--text_column)
+      csv, tsv   tables with a header, the text in a column (--text_column); a row is a document
     or the directory of a TFDS set that is stored as array_record, such as wikipedia.
 
     Each file is one unit of work, so give at least as many files as workers. A preparation that was
@@ -105,9 +108,10 @@ def prepare_text(options: Options) -> None:
     check_range("--valid_per_mille", per_mille, 0, 999)
     tokenizer = load_tokenizer(options.tokenizer)
     train = units_of(options.inputs, options)
+    units = train + units_of(options.valid, options)
     chunks = ChunkPreparation(
-        units=train + units_of(options.valid, options),
-        column=options.text_column,
+        units=units,
+        column=column_of(units, options),
         tokenizer=tokenizer,
         num_train=len(train),
         chunking=Chunking(options.max_length, options.seed),

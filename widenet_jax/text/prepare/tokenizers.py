@@ -148,9 +148,11 @@ class Guarded:
             yield
         except Exception as error:  # `tokenizers` raises plain Exception
             most = re.search(r"value <= (\d+)", str(error))  # of sentencepiece
+            least = re.search(r"required_chars. \d+ vs (\d+)", str(error))
             what = f"the text has pieces for {most[1]} at most" if most else first_line(error)
-            problem = BadInputError(
-                f"--vocab_size={vocab_size}: {what}; give more text or a smaller vocabulary"
-            )
+            what += "; give more text or a smaller vocabulary"
+            if least:
+                what = f"the text's characters alone are {least[1]} pieces; give a larger number"
+            problem = BadInputError(f"--vocab_size={vocab_size}: {what}")
         if found := self._error or problem:
             raise found from None

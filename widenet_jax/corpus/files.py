@@ -1,0 +1,83 @@
+"""Files of text: opened, decompressed and decoded."""
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+from etils import epath
+
+from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP, open_input
+from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.files import is_remote
+
+COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
+NEWLINE = b"\n"
+_BEGINNING = 4096  # bytes from which a format is recognised
+# The beginning of a compressed file, and what opens it.
+_COMPRESSED: dict[bytes, Callable[[BinaryIO], BinaryIO]] = {
+    GZIP: lambda file: gzip.GzipFile(fileobj=file),
+    BZIP2: bz2.BZ2File,
+    XZ: lzma.LZMAFile,
+}
+
+
+def first_bytes(path: str) -> bytes:
+    """Returns the beginning of a file; raises BadInputError unless it can be read."""
+    with opened(path) as file:
+        return guarded(path, lambda: file.read(_BEGINNING))
+
+
+def open_file(path: str) -> BinaryIO:
+    if not is_remote(path):
+        return open_input(path)
+    try:
+        return epath.Path(path).open("rb")
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be opened ({first_line(error)})") from None
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """Opens a file, decompressed if it is compressed."""
+    with open_file(path) as file:
+        beginning = guarded(path, lambda: file.read(max(map(len, _COMPRESSED))))
+        file.seek(0)
+        if beginning.startswith(ZIP):
+            raise BadInputError(f"{path}: a zip archive; unpack it first")
+        found = [opens for mark, opens in _COMPRESSED.items() if beginning.startswith(mark)]
+        yield io.BufferedReader(found[0](file)) if found else file
+
+
+def guarded(path: str, read: Callable[[], Any]) -> Any:
+    """Returns what `read` returns; raises BadInputError where the file is damaged."""
+    try:
+        return read()
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise BadInputError(f"{path}: damaged or cut short ({first_line(error)})") from None
+
+
+def decoded(text: bytes, where: str, first_line: int | None = None) -> str:
+    """Returns a text, which is UTF-8 without NUL.
+
+    Args:
+      text: its bytes.
+      where: its place, for messages.
+      first_line: number of its first line in the file; None where `where` tells enough.
+
+    Raises:
+      BadInputError: it is not such text; the message names the line.
+    """
+    try:
+        if b"\0" not in text:
+            return text.decode()
+        place, problem = text.index(b"\0"), "holds a NUL character, so is not text; remove it"
+    except UnicodeDecodeError as error:
+        place, problem = error.start, "not UTF-8 text; save the file as UTF-8"
+    if first_line is not None:
+        where += f" line {first_line + text.count(NEWLINE, 0, place)}"
+    raise BadInputError(f"{where}: {problem}")
