@@ -1,6 +1,7 @@
 """Tables with the paper's numbers and ours, and the sentences below them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -169,3 +170,14 @@ def test_rows_are_compared_with_one_of_them():
     }
     assert "round: top-K activation 2.100 against dense 2.000;" in text
     assert "Pairs of rows that the paper orders: 2; 2 the other way round." in text
+
+
+def test_paired_comparisons_show_each_seed():
+    experiment = EXPERIMENTS["loops_value"]
+    done = [
+        Outcome(Trial("t", "c", {"seed": k}), Status.DONE, result={"test_bits_per_byte": bits})
+        for k, bits in enumerate((2.5, 2.75))
+    ]
+    experiment = replace(experiment, rows=experiment.rows[:1])
+    text = markdown(experiment, SMALL, rows_with(experiment, Measured(tuple(done))))
+    assert "| 2.5000, 2.7500 |" in " ".join(text.split()) and "paper, " not in text

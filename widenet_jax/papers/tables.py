@@ -85,8 +85,11 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
         f"paper, {experiment.paper_label or metric}": lambda row: number(row["paper"], decimals),
         f"ours, {metric}": lambda row: ours(row, decimals),
     }
-    if experiment.contrasts:  # no paper has these
+    if experiment.contrasts:  # no paper has these; they are paired by seed
         del columns[f"paper, {metric}"]
+        columns["each seed"] = lambda row: ", ".join(
+            f"{value:.{decimals + 2}f}" for value in row["by_seed"].values()
+        )
     if experiment.reference:
         columns[f"against {experiment.reference}"] = lambda row: against(experiment, row, rows)
     about, lines = scale.about_of(experiment), comparison(experiment, rows)
