@@ -13,7 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from widenet_jax.config.files import PACKAGE, defined_in
+from widenet_jax.config.files import defined_in
+from widenet_jax.config.imports import PACKAGE
 from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.hlo import parse
