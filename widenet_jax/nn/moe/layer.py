@@ -188,7 +188,8 @@ class MoeLayer(nn.Module):
         if not isinstance(routing, Routing):
             raise BadInputError(f"{where} returns {type(routing).__name__}; return a Routing")
         sizes = {"K": self.num_selected_experts, "E": self.num_experts}
-        names = {"expert_index": "K", "gate": "K", "router_probs": "E", "router_logits": "E"}
+        chosen = "E" if self.mixes else "K"
+        names = {"expert_index": chosen, "gate": chosen, "router_probs": "E", "router_logits": "E"}
         for name, last in names.items():
             array, shape = getattr(routing, name), (*groups, sizes[last])
             if jnp.shape(array) != shape:
