@@ -26,7 +26,7 @@ from widenet_jax.run.tables import table_of
 # Of `measure_loops`, as means over layers and loops -> name in tables and pictures.
 SHARES = {
     "first_changes": "another first expert than a loop before",
-    "first_changes_by_chance": "the same, by chance",
+    "first_changes_by_chance": "another first expert, by chance",
     "all_change": "no expert in common",
 }
 Row = Mapping[str, Any]
@@ -105,7 +105,7 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
 
 def draw(experiment: PaperExperiment, rows: Sequence[Row], out: Path) -> None:
     """Draws the loss by forcing, each seed and the mean's interval; and who changes experts."""
-    figure, (lost, shares) = subplots(1, 2, size=(13, 1.8 + 0.4 * len(rows)), sharey=True)
+    figure, (lost, shares) = subplots(1, 2, size=(13, 2.1 + 0.4 * len(rows)), sharey=True)
     figure.suptitle(experiment.title)
     lost.axvline(0, color="0.4", linewidth=1)
     for place, row in enumerate(rows):
@@ -123,8 +123,9 @@ def draw(experiment: PaperExperiment, rows: Sequence[Row], out: Path) -> None:
     lost.invert_yaxis()
     metric = rows[0]["metric"].replace("_", " ")
     lost.set_xlabel(f"{metric} lost by forced routing\n(each seed, mean and 95% interval)")
-    shares.set(xlabel="share of the tokens, mean over layers and loops", xlim=(0, 1))
-    shares.legend(fontsize="small")
+    shares.set(xlabel="share of the tokens, mean over layers and loops", xlim=(-0.03, 1.03))
+    place = {"loc": "outside lower right", "ncols": 3, "fontsize": "small"}
+    figure.legend(*shares.get_legend_handles_labels(), **place)
     for axis in (lost, shares):
         axis.grid(alpha=0.3)
     save(figure, out)
