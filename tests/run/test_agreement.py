@@ -45,9 +45,9 @@ def test_data_that_one_process_cannot_open(tmp_path: Path):
     first, second = commands_of_two(tmp_path / "run")
     second += ["--config.data.source=image_folder", "--config.data.path=/nowhere"]
     first += ["--config.data.source=image_folder", f"--config.data.path={tmp_path}"]
-    for name in ("train", "test"):
-        (tmp_path / name / "cat").mkdir(parents=True)
-        cv2.imwrite(str(tmp_path / name / "cat" / "0.png"), np.zeros((8, 8, 3), np.uint8))
+    for name in ("train/cat", "train/dog", "test/cat", "test/dog"):
+        (tmp_path / name).mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / name / "0.png"), np.zeros((8, 8, 3), np.uint8))
     runs = [start(first, devices=2), start(second, devices=2)]
     began = time.monotonic()
     assert "/nowhere" in finish(runs[1], 2)
