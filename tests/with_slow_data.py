@@ -19,8 +19,8 @@ class HangingDigits(Digits):
     reads = 0
 
     def __getitem__(self, index: int) -> dict:
-        type(self).reads += 1
-        if len(self) > 1000 and self.reads > 1000:
+        type(self).reads += len(self) > 1000  # the test images are read before the first step
+        if self.reads > 1000:
             time.sleep(3600)
         return super().__getitem__(index)
 
