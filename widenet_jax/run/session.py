@@ -469,19 +469,23 @@ def attention_of(
     starts = [] if may_replace(workdir) else workdirs.earlier_starts(workdir / STARTS)
     before = starts[-1].get("attention") if starts else None
     candidate = candidate_for(config.model.attention, devices[0].platform)
-    here = workdirs.environment()
-    moved = not starts or any(starts[-1].get(of) != here[of] for of in ("packages", "devices"))
-    kept = before == "xla" or (before == candidate and not moved)
-    chosen, line = asked, ""
-    if asked == AUTO and (candidate is None or kept):
-        chosen = before if candidate else "xla"
-    elif asked == AUTO:
+
+    def decide() -> tuple[str, str]:
+        if asked != AUTO:
+            return asked, ""
+        if candidate is None or before == "xla":
+            return "xla", ""
+        if before == candidate:
+            here = workdirs.environment()
+            if all(starts[-1].get(of) == here[of] for of in ("packages", "devices")):
+                return before, ""
         from widenet_jax.run.attention import chosen_by_measuring
 
-        how = {"by_time": before != candidate}
-        measure = partial(chosen_by_measuring, config, data_info, devices, candidate, **how)
-        chosen, line = on_every_host(measure)
-        line = "" if before == chosen else line
+        by_time = before != candidate
+        name, line = chosen_by_measuring(config, data_info, devices, candidate, by_time=by_time)
+        return name, "" if name == before else line
+
+    chosen, line = on_every_host(decide)  # one host's failure ends all, also where others measure
     if jax.process_count() > 1:  # hosts may measure differently
         names = list(IMPLEMENTATIONS)
         number = multihost_utils.broadcast_one_to_all(np.int32(names.index(chosen)))
