@@ -172,8 +172,9 @@ def fingerprint(lowered: Any, topology: Topology) -> str:
     """Hashes what determines a stored step: program, slice, versions, flags, stored fields."""
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
     kept = CompiledStep.__dataclass_fields__
-    flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
-    flags[1] = flags[1].replace(dump_flags(), "")  # which name a directory of this process
+    flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
+    # Where schedules are dumped is each process's own.
+    flags = [flag for flag in flags.split() if not flag.startswith("--xla_jf_dump_")]
     about = [topology.layout, topology.chip.config, *versions, *flags, *kept]
     text = "\n".join([lowered.as_text(), *about])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
