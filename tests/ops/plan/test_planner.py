@@ -10,7 +10,9 @@ from widenet_jax.data.contract import DataInfo
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan.compile import CompiledStep
-from widenet_jax.ops.plan.planner import GIB, data_info, plan_run, size_figures
+from widenet_jax.ops.plan.hlo import parse_instruction
+from widenet_jax.ops.plan.planner import GIB, data_info, plan_run, size_figures, time_figures
+from widenet_jax.ops.plan.pricing import Price
 from widenet_jax.ops.plan.schedule import Schedule
 from widenet_jax.ops.plan.topology import parse_topology
 
@@ -74,6 +76,16 @@ def test_the_figures_of_a_plan():
     assert figures["hours"] == pytest.approx(93_835 * 0.1 / 3600)
     assert figures["core_days"] == pytest.approx(93_835 * 0.1 * 256 / 86_400)
     assert figures["cost"] == pytest.approx(2.0 * 24 * figures["core_days"])
+
+
+def test_what_is_guessed_widens_the_range():
+    """Of 10 ms 4 are guessed: 2 to 8 of them, so 8 to 14 in all, before the calibration."""
+    line = parse_instruction("  %x = f32[] negate(%y)")
+    prices = [Price(line, 1, compute_ms=6.0, scheduled=True), Price(line, 1, memory_ms=4.0)]
+    sizes = {"batch_size": 8, "steps": 1, "limit_ms": 5.0}
+    found = time_figures(sizes, prices, parse_topology("v3-8"), None)
+    assert found["step_ms"] == 10.0 and found["scheduled_share"] == pytest.approx(0.6)
+    assert found["step_ms_range"] == pytest.approx([8 / 1.14, 14 / 0.82])
 
 
 def test_the_memory_of_a_language_model():

@@ -29,8 +29,7 @@ def test_cycles_become_milliseconds_and_bookkeeping_is_free():
         "  %x = f32[1024]{0} parameter(0)\n"
         "  %y = f32[1024]{0} bitcast(%x)\n"
         f"  %z = f32[1024]{{0}} negate(%y), {CYCLES}\n"
-        "  %s = (f32[1024]{0}, u32[]) copy-start(%z)\n"
-        "  ROOT %d = f32[1024]{0} copy-done(%s)",
+        "  ROOT %t = (f32[1024]{0}) tuple(%z)",
         z=MS,
     )
     assert found.keys() == {"z"}
@@ -54,6 +53,58 @@ def test_the_longer_of_computing_and_memory_counts():
     # Without a schedule it counts all the same, at 50% and without the padding.
     unknown = prices(line.replace("(2,1)}", "(2,1)S(1)}"))["y"]
     assert unknown.ms == pytest.approx(1e3 * 2 * 2 * 16 * 196 * 196 / (0.5 * 450e9))
+
+
+# 765 MB take 2 ms at 85% of the bandwidth.
+BIG, INSIDE = "f32[2,95625000]{1,0}", "f32[2,95625000]{1,0:S(1)}"
+WORK = f"  %NAME = f32[8]{{0:S(1)}} negate(%NAME), {CYCLES}\n"
+COPY = f"  %s = ({INSIDE}, {BIG}, u32[]{{:S(2)}}) copy-start(%x)\n"
+ARGUMENT, DONE = f"  %x = {BIG} parameter(0)\n", f"  ROOT %d = {INSIDE} copy-done(%s)\n"
+
+
+@pytest.mark.parametrize("beside", ["", "z", "zw", "zwv"])
+def test_copies_pass_while_others_compute(beside: str):
+    """A copy of 2 ms beside each 1 ms of computing waits 1 ms less."""
+    work = "".join(WORK.replace("NAME", name) for name in beside)
+    copy = prices(ARGUMENT + COPY + work + DONE, **dict.fromkeys(beside, MS))["s"]
+    assert copy.memory_ms == copy.serial_ms == pytest.approx(2.0)
+    assert copy.ms == pytest.approx(max(0, 2 - len(beside)))
+    assert copy.roofline_ms == copy.estimate_ms == 0
+
+
+def test_the_memory_serves_one_at_a_time():
+    """Two copies of 2 ms, 3 ms of computing, then a read of 2 ms: 6 ms of bytes in all."""
+    work = "".join(WORK.replace("NAME", name) for name in "zwv")
+    ends = f"  %d = {INSIDE} copy-done(%s)\n  %e = {INSIDE} copy-done(%r)\n"
+    read = f"  %u = f32[8]{{0:S(1)}} negate(%x), {CYCLES}\n"
+    entry = ARGUMENT + COPY + COPY.replace("%s", "%r") + work + read + ends
+    found = prices(entry, **dict.fromkeys("zwv", MS), u=Schedule(0, 1))
+    assert found["s"].ms == 0 and found["r"].ms == pytest.approx(1.0)
+    assert sum(price.ms for price in found.values()) == pytest.approx(6.0)
+
+
+def test_copies_of_parts():
+    """Half of the array is read; written too where it stays in HBM. So for all slices."""
+    half, kept = "f32[1,95625000]{1,0:S(1)}", "f32[1,95625000]{1,0}"
+    start = f"  ROOT %s = (({BIG}), RESULT, s32[]{{:S(2)}}) slice-start(%x), slice={{[0:1]}}"
+    for result, ms in ((half, 1.0), (kept, 2.0)):
+        found = prices(ARGUMENT + start.replace("RESULT", result))
+        assert found["s"].ms == pytest.approx(ms)
+        line = f"  ROOT %s = {result} slice(%x), slice={{[0:1], [0:95625000]}}, {CYCLES}"
+        assert prices(ARGUMENT + line, s=Schedule(0, 1))["s"].ms == pytest.approx(ms)
+
+
+def test_other_work_that_runs_beside():
+    """As the compiler writes it: `async-start` of a computation, here a part or a sum."""
+    part = "f32[1,95625000]{1,0:S(1)}"
+    inside = f"%part (p: f32[2]) -> f32[1] {{\n  %p = {BIG} parameter(0)\n"
+    inside += f"  ROOT %i = {part} dynamic-slice(%p)\n}}\n"
+    start = "  ROOT %s = (f32[2], f32[1]) async-start(%x), calls=%part"
+    assert prices(ARGUMENT + start, inside)["s"].ms == pytest.approx(1.0)
+    summed = "%part (p: f32[2]) -> f32[2] {\n  %p = f32[1000000]{0} parameter(0)\n"
+    summed += "  ROOT %i = f32[1000000]{0} all-reduce(%p)\n}\n"
+    found = prices(ARGUMENT + start, summed)["s"]
+    assert found.collective_bytes == pytest.approx(7e6) and found.ms == 0
 
 
 def test_schedules_of_instructions_that_look_alike():
@@ -103,10 +154,16 @@ def test_a_loop_counts_once_per_trip():
     found = prices(f"  %x = (s32[], f32[8]) parameter(0)\n{loop}", condition + body, work=MS)
     assert found["work"].trips == 24
     assert found["work"].ms == pytest.approx(24.0)
-    # A trip count that depends on data is unknown: the body counts once.
+    # A trip count that depends on data is unknown: the body counts once, and as guessed.
     undecided = condition.replace("compare(%i, %n), direction=LT", "custom-call(%i, %n)")
-    found = prices(f"  %x = (s32[], f32[8]) parameter(0)\n{loop}", undecided + body)
+    entry = f"  %x = (s32[], f32[8]) parameter(0)\n{loop}"
+    found = prices(entry, undecided + body, work=MS)
     assert found["work"].trips == 1
+    assert found["work"].roofline_ms == found["work"].ms == pytest.approx(1.0)
+    # Unless the compiler says how often.
+    said = f'{entry}, backend_config={{"known_trip_count":{{"n":"7"}}}}'
+    found = prices(said, undecided + body, work=MS)
+    assert found["work"].ms == pytest.approx(7.0) and found["work"].scheduled
 
 
 def test_calls_and_the_slowest_branch():

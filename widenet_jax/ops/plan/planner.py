@@ -27,6 +27,7 @@ GIB = 2**30
 # Predicted by measured time of 15 public measurements on v3 to v6e, lowest and highest:
 # see docs/PERFORMANCE.md.
 BAND = (0.82, 1.14)
+GUESS = 2  # what is guessed may take half or twice as long; no measurement backs this
 
 
 class Plan(NamedTuple):
@@ -47,8 +48,9 @@ class Plan(NamedTuple):
         compile_seconds: time that the compiler took.
         step_ms, scheduled_share: time of a step without collectives, and the share of it that the
           compiler's schedules cover.
-      step_ms_range: what the calibration leaves open, see BAND; the upper end has the collectives.
-      serial_ms: time of a step if no byte moved while computing.
+        step_ms_range: what the calibration leaves open, see BAND and GUESS; the upper end has the
+          collectives.
+        serial_ms: time of a step if no byte moved while computing.
         collective_ms, collective_mb: time of the collectives, and megabytes that a device sends.
         examples_per_second_per_core, mfu, hours, core_days: at `step_ms`.
         cost: None without a price.
@@ -138,13 +140,15 @@ def time_figures(
 ) -> dict[str, Any]:
     """Returns the figures that follow from the prices; None each without prices."""
     step_ms = sum(price.ms for price in prices) or math.nan
+    guessed = sum(price.roofline_ms for price in prices)
+    low, high = (step_ms + guessed * (factor - 1) for factor in (1 / GUESS, GUESS))
     seconds, cores = step_ms / 1e3, topology.num_cores
     hours = figures["steps"] * seconds / 3600
     collective_ms = sum(price.collective_ms for price in prices)
     times = {
         "step_ms": step_ms,
-        "step_ms_range": [step_ms / BAND[1], step_ms / BAND[0] + collective_ms],
-        "scheduled_share": 1 - sum(price.roofline_ms for price in prices) / step_ms,
+        "step_ms_range": [low / BAND[1], high / BAND[0] + collective_ms],
+        "scheduled_share": 1 - guessed / step_ms,
         "serial_ms": sum(price.serial_ms for price in prices),
         "collective_ms": collective_ms,
         "collective_mb": sum(price.collective_bytes for price in prices) / 1e6,

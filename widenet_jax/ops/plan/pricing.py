@@ -5,7 +5,12 @@ An instruction takes the longer of two times, which overlap: its schedule, as cy
 which is what copies and attention reached on v4, v5p and v6e (`plan.py --calibrate`). Instructions
 without a schedule are priced by roofline alone: a ragged matmul at 80% of the peak; gathers,
 scatters, sorts, relayouts and all others by their bytes, also those outside HBM, at 50% of the
-memory bandwidth. The body of a loop counts once per trip.
+memory bandwidth. The body of a loop counts once per trip; where the program does not say how often
+it runs, it counts once, as if without a schedule.
+
+Copies between HBM and a core's own memory may run while other instructions do. They take what the
+instructions between their start and their end leave of the bandwidth, the earliest first; the end
+waits for the rest.
 
 Collectives stand apart: the bytes that a device sends, over the links of its chip that the
 compiler's choice of rings uses. They are not part of the step time, because the compiler does not
@@ -24,6 +29,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from widenet_jax.ops.plan.hlo import Computation, Instruction, Module, array_bytes, root_of
 from widenet_jax.ops.plan.schedule import Schedule, Schedules
@@ -37,10 +43,22 @@ UNSCHEDULED_SHARE_OF_BANDWIDTH = 0.5
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
         "opt-barrier", "partition-id", "replica-id", "add-dependency", "domain"}  # fmt: skip
 FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding"}
-# Asynchronous transfers. The scheduler overlaps them with other instructions.
-ASYNC = re.compile(r"(copy|slice|async|send|recv)-(start|update|done)")
+# Transfers that run beside other instructions.
+ASYNC = re.compile(r"(copy|slice|async)-(start|done)")
 CHANNEL = re.compile(r"channel_id=(\d+)")
-Executed = tuple[Instruction, Computation, int]  # an instruction, its computation, trips
+TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+SLICES = ("slice", "dynamic-slice")
+
+
+class Executed(NamedTuple):
+    """An instruction that runs in a step, in `home`, `trips` times; 1 for each unknown loop."""
+
+    instruction: Instruction
+    home: Computation
+    trips: int
+    known: bool
+
+
 RAGGED_DOT = re.compile(r"ragged-dot(?!-metadata)|ragged_dot|gmm")
 
 # Bytes that a device sends in a ring of n devices, from the bytes of its result.
@@ -63,7 +81,9 @@ class Price:
       trips: how often it runs in one step.
       compute_ms: by its schedule; by roofline for a ragged matmul without one.
       memory_ms: its bytes in HBM.
-      scheduled: whether it has a schedule, with known trips of all its loops.
+      hidden_ms: of `memory_ms`, what passed while instructions before it left the HBM idle.
+      scheduled: whether its time is known: it has a schedule, or is a copy of the compiler's, and
+        runs in no loop of unknown trips.
       estimate_ms: by the compiler's own estimate; `ms` where it gives none.
       collective_bytes: bytes that one device sends.
       collective_ms: time of these bytes on the links.
@@ -73,6 +93,7 @@ class Price:
     trips: int
     compute_ms: float = 0.0
     memory_ms: float = 0.0
+    hidden_ms: float = 0.0
     scheduled: bool = False
     estimate_ms: float = 0.0
     collective_bytes: float = 0.0
@@ -81,7 +102,7 @@ class Price:
     @property
     def ms(self) -> float:
         """Milliseconds, where computing and memory overlap, without collectives."""
-        return max(self.compute_ms, self.memory_ms)
+        return max(self.compute_ms, self.memory_ms - self.hidden_ms)
 
     @property
     def serial_ms(self) -> float:
@@ -90,25 +111,45 @@ class Price:
 
     @property
     def roofline_ms(self) -> float:
-        """`ms` without a schedule, or with one that has loops of unknown trips."""
+        """`ms` that is guessed."""
         return 0.0 if self.scheduled else self.ms
 
 
 def price_module(module: Module, schedules: Schedules, topology: Topology) -> list[Price]:
     """Prices every instruction that runs in a step; instructions without cost are left out."""
-    runs = list(executed(module, module.entry, 1))
+    runs = list(executed(module, module.entry))
     # Of instructions that are alike the compiler dumps only one.
-    alike = {look(i): schedules[i.name] for i, _, _ in reversed(runs) if i.name in schedules}
+    alike = {look(i): schedules[i.name] for i, *_ in reversed(runs) if i.name in schedules}
     begun: dict[str, str] = {}
+    under_way: dict[str, int] = {}  # transfers: their places in `prices`
     prices = []
-    for instruction, home, trips in runs:
+    for run in runs:
+        instruction = run.instruction
+        transfer = ASYNC.fullmatch(instruction.opcode)
+        if transfer and transfer[2] == "done":
+            under_way.pop(instruction.operands[0], None)
+            continue
         schedule = schedules.get(instruction.name) or alike.get(look(instruction))
         cycles = scheduled_cycles(instruction, schedule, topology.chip)
-        price = price_instruction(instruction, home, trips, cycles, module, topology, begun)
-        if price and schedule and schedule.nested:  # a lower bound
-            price = replace(price, scheduled=False)
-        prices += [price] if price else []
+        price = price_instruction(run, cycles, module, topology, begun)
+        if not price:
+            continue
+        guessed = not run.known or (schedule and schedule.nested)  # a lower bound
+        prices.append(replace(price, scheduled=False) if guessed else price)
+        if transfer and not price.collective_bytes:
+            under_way[instruction.name] = len(prices) - 1
+        else:
+            hide(prices, under_way.values(), price.ms - price.memory_ms)
     return prices
+
+
+def hide(prices: list[Price], transfers: Iterable[int], spare: float) -> None:
+    """Lets the transfers at these places of `prices` pass in `spare` ms of an idle HBM."""
+    for place in transfers:
+        price = prices[place]
+        moved = min(spare, price.memory_ms - price.hidden_ms)
+        prices[place] = replace(price, hidden_ms=price.hidden_ms + moved)
+        spare -= moved
 
 
 def look(instruction: Instruction) -> Hashable:
@@ -129,26 +170,32 @@ def scheduled_cycles(
     return schedule.once + schedule.per_trip * trips
 
 
-def executed(module: Module, name: str, trips: int) -> Iterator[Executed]:
-    """Yields (instruction, its computation, trips), through loops, calls and the slowest branch."""
+def executed(module: Module, name: str, trips: int = 1, known: bool = True) -> Iterator[Executed]:
+    """Yields what runs in a computation, through loops, calls and the slowest branch."""
     computation = module.computations[name]
     for instruction in computation.values():
         called = instruction.called
         if instruction.opcode == "while":
-            counted = trip_count(module.computations[called["condition"]])
-            times = trips * (1 if counted is None else counted)
-            yield from executed(module, called["condition"], times)
-            yield from executed(module, called["body"], times)
+            count = trip_count(instruction, module.computations[called["condition"]])
+            inside = trips * (count or 1), known and count is not None
+            yield from executed(module, called["condition"], *inside)
+            yield from executed(module, called["body"], *inside)
         elif instruction.opcode == "call":
-            yield from executed(module, called["to_apply"], trips)
+            yield from executed(module, called["to_apply"], trips, known)
         elif instruction.opcode == "conditional":
-            yield from executed(module, max(called.values(), key=partial(_cycles, module)), trips)
+            slowest = max(called.values(), key=partial(_cycles, module))
+            yield from executed(module, slowest, trips, known)
         else:
-            yield instruction, computation, trips
+            yield Executed(instruction, computation, trips, known)
 
 
-def trip_count(condition: Computation) -> int | None:
-    """Returns N for a loop that runs while `i < N` from 0; None if the count depends on data."""
+def trip_count(loop: Instruction, condition: Computation) -> int | None:
+    """Returns how often a loop runs; None if that depends on data.
+
+    It is what the compiler says, or N where the condition is `i < N`, as for i from 0.
+    """
+    if said := TRIPS.search(loop.text):
+        return int(said[1])
     root = root_of(condition)
     if root.opcode != "compare" or "direction=LT" not in root.text:
         return None
@@ -157,24 +204,18 @@ def trip_count(condition: Computation) -> int | None:
 
 
 def price_instruction(
-    instruction: Instruction,
-    home: Computation,
-    trips: int,
-    cycles: float | None,
-    module: Module,
-    topology: Topology,
-    begun: dict[str, str],
+    run: Executed, cycles: float | None, module: Module, topology: Topology, begun: dict[str, str]
 ) -> Price | None:
     """Prices one instruction; returns None if it costs nothing.
 
     Args:
-      instruction: in `home`, run `trips` times.
       cycles: of one run, by its schedule; None if unknown.
       begun: channel of each collective that fusions carry, and the first of these fusions; is
         extended.
     """
-    opcode, chip = instruction.opcode, topology.chip
-    if opcode in FREE or ASYNC.fullmatch(opcode) or instruction.target in FREE_TARGETS:
+    (instruction, home, trips, _), chip = run, topology.chip
+    opcode = instruction.opcode
+    if opcode in FREE or instruction.target in FREE_TARGETS:
         return None
     if opcode.endswith("-done") and opcode.removesuffix("-done") in SENT:
         return None
@@ -188,11 +229,15 @@ def price_instruction(
         if channel and begun.setdefault(channel[1], instruction.name) != instruction.name:
             sent = 0.0
         ms = 1e3 * sent / (chip.ici * share_of_links(instruction, chip))
-        price = Price(instruction, trips, compute, 0.0, True, estimate, sent, ms)
+        price = Price(
+            instruction, trips, compute, scheduled=True, estimate_ms=estimate,
+            collective_bytes=sent, collective_ms=ms,
+        )  # fmt: skip
         return price if sent or compute else None
     operands = [home[name] for name in instruction.operands]
+    transfer = bool(ASYNC.fullmatch(opcode))
     by_schedule = HBM_SHARE_OF_BANDWIDTH, hbm_bytes
-    share, size = by_schedule if cycles else (UNSCHEDULED_SHARE_OF_BANDWIDTH, all_bytes)
+    share, size = by_schedule if cycles or transfer else (UNSCHEDULED_SHARE_OF_BANDWIDTH, all_bytes)
     if (
         not cycles
         and opcode == "custom-call"
@@ -202,7 +247,10 @@ def price_instruction(
         compute = 1e3 * trips * flops / (RAGGED_DOT_SHARE_OF_PEAK * chip.peak_flops)
         share, size = by_schedule
     memory = bytes_moved(instruction, operands, module, size) / (share * chip.hbm_bandwidth)
-    price = Price(instruction, trips, compute, 1e3 * trips * memory, cycles is not None)
+    known = cycles is not None or transfer
+    price = Price(instruction, trips, compute, 1e3 * trips * memory, scheduled=known)
+    if transfer:  # of which the compiler estimates nothing
+        return price if price.ms else None
     return replace(price, estimate_ms=estimate or price.ms) if price.ms else None
 
 
@@ -220,8 +268,8 @@ def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> 
 
 
 def collective_of(instruction: Instruction, module: Module) -> Instruction:
-    """Returns the collective that a fusion carries; any other instruction as it is."""
-    if instruction.opcode != "fusion":
+    """Returns the collective that an instruction carries; any other instruction as it is."""
+    if instruction.opcode not in ("fusion", "async-start"):
         return instruction
     inside = module.computations[instruction.called["calls"]]
     return next((i for i in inside.values() if i.opcode in SENT), instruction)
@@ -263,8 +311,16 @@ def bytes_moved(
     """
     opcode, own = instruction.opcode, size(instruction)
     sizes = [size(operand) for operand in operands]
-    if opcode in ("gather", "dynamic-slice"):
-        return (1 + bool(sizes[0])) * own + sum(sizes[1:])
+    if opcode == "copy-start":
+        return own  # the result names the source too
+    if opcode == "slice-start":
+        return (bool(sizes[0]) + (own > sizes[0])) * array_bytes(instruction.arrays[1:2])
+    if opcode == "async-start":
+        inside = module.computations[instruction.called["calls"]]
+        root = root_of(inside)
+        return bytes_moved(root, [inside[name] for name in root.operands], module, size)
+    if opcode in ("gather", *SLICES):
+        return own + bool(sizes[0]) * instruction.num_bytes + sum(sizes[1:])
     if opcode == "dynamic-update-slice":
         return 2 * sizes[1] + sum(sizes[2:])
     if opcode == "scatter":
@@ -293,9 +349,9 @@ def all_bytes(instruction: Instruction) -> int:
 
 def _read(parameter: Instruction, inside: Computation) -> float:
     users = [i for i in inside.values() if parameter.name in i.operands]
-    slices = ("gather", "dynamic-slice", "dynamic-update-slice", "scatter")
+    slices = ("gather", *SLICES, "dynamic-update-slice", "scatter")
     if users and all(i.opcode in slices and i.operands[0] == parameter.name for i in users):
-        return sum(i.num_bytes for i in users if i.opcode in ("gather", "dynamic-slice"))
+        return sum(i.num_bytes for i in users if i.opcode in ("gather", *SLICES))
     return math.inf
 
 
@@ -330,7 +386,7 @@ def group_size(instruction: Instruction, topology: Topology) -> int:
 
 
 def _cycles(module: Module, name: str) -> int:
-    return sum((i.cycles or 0) * times for i, _, times in executed(module, name, 1))
+    return sum((run.instruction.cycles or 0) * run.trips for run in executed(module, name))
 
 
 # (part, pattern of a whole path component); the first match counts. Operations inside a layer, such
