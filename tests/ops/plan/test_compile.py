@@ -88,21 +88,17 @@ def test_the_estimate_is_right_for_products_alone():
     assert ratios["sum of the exponentials of scores"] > 5 < ratios["gradient of the scores"]
 
 
-def test_a_program_that_jaxlib_cannot_read():
-    """WideNet-B's for v6e, with jaxlib 0.10.2 and libtpu 0.0.51."""
-
-    class Unreadable:
-        def compile(self) -> "Unreadable":
-            return self
-
-        def memory_analysis(self) -> jax.stages.Compiled:
-            return jax.jit(lambda: 0).lower().compile().memory_analysis()
-
-        def as_text(self) -> str:
-            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure\nasync-update")
-
-    with pytest.raises(BadInputError, match="RET_CHECK failure async-update; plan the step"):
-        planning.compile_lowered(Unreadable())
+def test_the_program_is_the_largest_that_was_written(tmp_path: Path):
+    """Work for a SparseCore is a program of its own; of a step there are earlier texts too."""
+    with pytest.raises(BadInputError, match="does not write the program"):
+        planning.final_program(tmp_path)
+    for name, text in (
+        ("module_0000.jit_step.after_codegen.txt", "the step"),
+        ("module_0000.jit_step.after_optimizations.txt", "an earlier text"),
+        ("module_0002.extracted.after_codegen.txt", "part"),
+    ):
+        (tmp_path / name).write_text(text)
+    assert planning.final_program(tmp_path) == "the step"
 
 
 @needs_libtpu

@@ -14,7 +14,7 @@ from widenet_jax.ops.plan.topology import Topology, parse_topology
 V3 = parse_topology("v3-8")
 # Ten trips; the compiler estimates 2 ms, and a schedule of 94,000 cycles a trip makes it 1 ms.
 CYCLES = 'backend_config={"estimated_cycles":"1880000","iteration_bounds":["5","2"]}'
-MS = Schedule(0, 94_000)
+MS, SHORT = Schedule(0, 94_000), Schedule(0, 940)
 
 
 def prices(entry: str, others: str = "", topology: Topology = V3, **scheduled: Schedule):
@@ -100,11 +100,22 @@ def test_other_work_that_runs_beside():
     inside = f"%part (p: f32[2]) -> f32[1] {{\n  %p = {BIG} parameter(0)\n"
     inside += f"  ROOT %i = {part} dynamic-slice(%p)\n}}\n"
     start = "  ROOT %s = (f32[2], f32[1]) async-start(%x), calls=%part"
-    assert prices(ARGUMENT + start, inside)["s"].ms == pytest.approx(1.0)
+    moved = 1e3 * 2 * 382.5e6 / 225e9  # read and written at 50%
+    assert prices(ARGUMENT + start, inside)["s"].roofline_ms == pytest.approx(moved)
     summed = "%part (p: f32[2]) -> f32[2] {\n  %p = f32[1000000]{0} parameter(0)\n"
     summed += "  ROOT %i = f32[1000000]{0} all-reduce(%p)\n}\n"
     found = prices(ARGUMENT + start, summed)["s"]
     assert found.collective_bytes == pytest.approx(7e6) and found.ms == 0
+    # A gather of 1,000 rows of 4 kB by a SparseCore: read and written at 50%, beside 0.01 ms.
+    gather = "%part (p: f32[2]) -> f32[1] {\n  %p = f32[50000,1024]{1,0} parameter(0)\n"
+    gather += "  ROOT %i = f32[1000,1024]{1,0} custom-call(%p)\n}\n"
+    start = "  %s = (f32[2], f32[1]) async-start(), calls=%part\n"
+    given = "  %g = (f32[2], f32[1]) async-update(%s, %x)\n"
+    done = "  ROOT %d = f32[1] async-done(%g)"
+    found = prices(ARGUMENT + start + given + WORK.replace("NAME", "z") + done, gather, z=SHORT)
+    assert found.keys() == {"s", "z"}
+    moved = 1e3 * 2 * 1000 * 4096 / 225e9
+    assert found["s"].roofline_ms == found["s"].ms == pytest.approx(moved - 0.01)
 
 
 def test_schedules_of_instructions_that_look_alike():

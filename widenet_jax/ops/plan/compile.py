@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +28,13 @@ from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
 from widenet_jax.files import write_bytes
-from widenet_jax.ops.plan.schedule import Schedule, Schedules, dump_flags, take_schedules
+from widenet_jax.ops.plan.schedule import (
+    Schedule,
+    Schedules,
+    dump_directory,
+    dump_flags,
+    take_schedules,
+)
 from widenet_jax.ops.plan.topology import Topology
 
 # Keeps libtpu from querying a TPU host's metadata server and from locking itself to one process.
@@ -137,8 +144,8 @@ def compile_lowered(lowered: Any) -> CompiledStep:
     """Compiles a lowered step; a large model takes minutes.
 
     Raises:
-      BadInputError: the compiler fails for another reason than memory, or makes a program that
-        cannot be read.
+      BadInputError: the compiler fails for another reason than memory, or does not write its
+        program.
     """
     start = time.perf_counter()
     # Keep the step out of JAX's compilation cache, which cannot load TPU programs without a TPU.
@@ -146,26 +153,34 @@ def compile_lowered(lowered: Any) -> CompiledStep:
     before = getattr(jax.config, threshold)
     jax.config.update(threshold, math.inf)
     try:
-        compiled = lowered.compile()
+        with tempfile.TemporaryDirectory(dir=dump_directory().name) as dump:
+            options = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
+            compiled = lowered.compile(compiler_options=options)
+            hlo = final_program(Path(dump))
     except jax.errors.JaxRuntimeError as error:
         return CompiledStep("", {}, False, needed_bytes(str(error)), time.perf_counter() - start)
     finally:
         jax.config.update(threshold, before)
         schedules = take_schedules()
-    seconds = time.perf_counter() - start
     peak = peak_bytes(compiled.memory_analysis())
-    try:
-        hlo = compiled.as_text()
-    except jax.errors.JaxRuntimeError as error:  # as of some programs for v6e
+    return CompiledStep(hlo, schedules, True, peak, time.perf_counter() - start)
+
+
+def final_program(dump: Path) -> str:
+    """Returns the HLO that libtpu wrote last, of the step itself.
+
+    `compiled.as_text()` is the same, but jaxlib cannot read every program, such as those with work
+    for a SparseCore.
+
+    Raises:
+      BadInputError: libtpu wrote none.
+    """
+    files = list(dump.glob("*.after_codegen.txt"))
+    if not files:
         raise BadInputError(
-            f"jaxlib cannot read the program that libtpu made: {one_line(error)}; plan the step "
-            "for another TPU, or with other fields"
-        ) from None
-    return CompiledStep(hlo, schedules, True, peak, seconds)
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+            "this libtpu does not write the program that it made: pip install -e '.[plan]'"
+        )
+    return max(files, key=lambda file: file.stat().st_size).read_text()
 
 
 def fingerprint(lowered: Any, topology: Topology) -> str:

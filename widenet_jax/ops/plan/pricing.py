@@ -10,7 +10,7 @@ it runs, it counts once, as if without a schedule.
 
 Copies between HBM and a core's own memory may run while other instructions do. They take what the
 instructions between their start and their end leave of the bandwidth, the earliest first; the end
-waits for the rest.
+waits for the rest. So may work of a SparseCore, whose time is guessed from the bytes of its result.
 
 Collectives stand apart: the bytes that a device sends, over the links of its chip that the
 compiler's choice of rings uses. They are not part of the step time, because the compiler does not
@@ -44,7 +44,7 @@ FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after
         "opt-barrier", "partition-id", "replica-id", "add-dependency", "domain"}  # fmt: skip
 FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding"}
 # Transfers that run beside other instructions.
-ASYNC = re.compile(r"(copy|slice|async)-(start|done)")
+ASYNC = re.compile(r"(copy|slice|async)-(start|update|done)")
 CHANNEL = re.compile(r"channel_id=(\d+)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 SLICES = ("slice", "dynamic-slice")
@@ -126,8 +126,10 @@ def price_module(module: Module, schedules: Schedules, topology: Topology) -> li
     for run in runs:
         instruction = run.instruction
         transfer = ASYNC.fullmatch(instruction.opcode)
-        if transfer and transfer[2] == "done":
-            under_way.pop(instruction.operands[0], None)
+        if transfer and transfer[2] != "start":
+            place = under_way.pop(instruction.operands[0], None)
+            if transfer[2] == "update" and place is not None:
+                under_way[instruction.name] = place
             continue
         schedule = schedules.get(instruction.name) or alike.get(look(instruction))
         cycles = scheduled_cycles(instruction, schedule, topology.chip)
@@ -235,9 +237,9 @@ def price_instruction(
         )  # fmt: skip
         return price if sent or compute else None
     operands = [home[name] for name in instruction.operands]
-    transfer = bool(ASYNC.fullmatch(opcode))
+    transfer, copied = bool(ASYNC.fullmatch(opcode)), opcode in ("copy-start", "slice-start")
     by_schedule = HBM_SHARE_OF_BANDWIDTH, hbm_bytes
-    share, size = by_schedule if cycles or transfer else (UNSCHEDULED_SHARE_OF_BANDWIDTH, all_bytes)
+    share, size = by_schedule if cycles or copied else (UNSCHEDULED_SHARE_OF_BANDWIDTH, all_bytes)
     if (
         not cycles
         and opcode == "custom-call"
@@ -247,7 +249,7 @@ def price_instruction(
         compute = 1e3 * trips * flops / (RAGGED_DOT_SHARE_OF_PEAK * chip.peak_flops)
         share, size = by_schedule
     memory = bytes_moved(instruction, operands, module, size) / (share * chip.hbm_bandwidth)
-    known = cycles is not None or transfer
+    known = cycles is not None or copied
     price = Price(instruction, trips, compute, 1e3 * trips * memory, scheduled=known)
     if transfer:  # of which the compiler estimates nothing
         return price if price.ms else None
@@ -318,6 +320,8 @@ def bytes_moved(
     if opcode == "async-start":
         inside = module.computations[instruction.called["calls"]]
         root = root_of(inside)
+        if root.opcode in ("call", "custom-call"):
+            return 2 * root.num_bytes
         return bytes_moved(root, [inside[name] for name in root.operands], module, size)
     if opcode in ("gather", *SLICES):
         return own + bool(sizes[0]) * instruction.num_bytes + sum(sizes[1:])
