@@ -139,7 +139,8 @@ def bands(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a line for each generation and one for all: the span of predicted / measured."""
     kept = [row for row in rows if not row["outside"]]
     lines = []
-    for name in [*dict.fromkeys(row["tpu"].partition("-")[0] for row in kept), "all"]:
+    names = [*dict.fromkeys(row["tpu"].partition("-")[0] for row in kept), *(["all"] if kept else [])]
+    for name in names:
         some = [row for row in kept if name == "all" or row["tpu"].startswith(name)]
         spans = [
             f"{min(ratios):.2f} to {max(ratios):.2f}"
