@@ -136,6 +136,7 @@ def test_rows_outside_the_loop_and_loops_of_unknown_length():
     assert not prices(entry, y=Schedule(470, 5))["y"].scheduled
     nested = prices(f"{entry}, {CYCLES}", y=Schedule(470, 5, nested=2))["y"]
     assert nested.compute_ms > 0 and not nested.scheduled
+    assert prices(f"{entry}, {CYCLES}", y=Schedule(470, 50, nested=5))["y"].scheduled
     assert prices(f"{entry}, {CYCLES}", y=Schedule(470, 5))["y"].compute_ms == pytest.approx(
         (470 + 10 * 5) / 940e3
     )

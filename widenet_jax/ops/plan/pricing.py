@@ -136,7 +136,7 @@ def price_module(module: Module, schedules: Schedules, topology: Topology) -> li
         price = price_instruction(run, cycles, module, topology, begun)
         if not price:
             continue
-        guessed = not run.known or (schedule and schedule.nested)  # a lower bound
+        guessed = not run.known or (schedule and schedule.uncertain)
         prices.append(replace(price, scheduled=False) if guessed else price)
         if transfer and not price.collective_bytes:
             under_way[instruction.name] = len(prices) - 1

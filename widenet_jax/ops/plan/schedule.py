@@ -37,6 +37,14 @@ class Schedule(NamedTuple):
     per_trip: int
     nested: int = 0
 
+    @property
+    def uncertain(self) -> bool:
+        """Whether loops within the loop, whose trips nobody says, are over a tenth of its rows.
+
+        Below that are many products on v3, a third of the calibration's steps there.
+        """
+        return self.nested > 0.1 * self.per_trip
+
 
 Schedules = dict[str, Schedule]  # by the name of the instruction
 
