@@ -138,6 +138,7 @@ def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 def report_replay(result: dict[str, Any]) -> str:
     """Returns what was not finite in the repeated step, and its batch."""
     lines = ["step {step:,}: loss {loss}, gradient norm {gradient_norm}".format(**result)]
+    lines.append("first module whose output is not finite: {first_module}".format(**result))
     lists = {f"{kind} that are not finite": names for kind, names in result["not_finite"].items()}
     for title, names in (lists | {"the batch": result["batch"]}).items():
         lines += [f"{title}:", *(f"  {name}" for name in names or ["none"])]
