@@ -24,7 +24,13 @@ from widenet_jax.config.fields import described
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.config.imports import remember
 from widenet_jax.config.machine import keep_compiled
-from widenet_jax.errors import BadInputError, RunFailedError, StoppedError, check_range
+from widenet_jax.errors import (
+    BadInputError,
+    RunFailedError,
+    StoppedError,
+    UnknownNameError,
+    check_range,
+)
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.run.stopping import Stop, end_process, say
 from widenet_jax.run.tables import beside, number, primary_text, routing_rows, text_table
@@ -206,11 +212,14 @@ def main(argv: Sequence[str]) -> int:
         import jax  # takes seconds
 
         from widenet_jax import train
+        from widenet_jax.run.workdir import missing_imports
 
         stop.share(hosts=jax.process_count())  # opens the devices
-        result = train.run(
-            config, own.workdir, stop=stop, mode=own.mode, extend=own.extend, profile=own.profile
-        )
+        how = {"mode": own.mode, "extend": own.extend, "profile": own.profile}
+        try:
+            result = train.run(config, own.workdir, stop=stop, **how)
+        except UnknownNameError as error:
+            raise BadInputError(f"{error}{missing_imports(own.workdir, config)}") from None
     except BadInputError as error:
         return end(f"error: {error}", 2)
     except RunFailedError as error:
