@@ -41,6 +41,10 @@ class BadArgumentError(BadInputError):
         return BadInputError(f"--{name}={self.value!r} {self.problem}")
 
 
+class UnknownNameError(BadInputError):
+    """A config names a part or a field that there is not; a file with it may be missing."""
+
+
 class BadRowsError(BadInputError):
     """Mistakes in rows of one file; the message is the first and how many there are.
 
@@ -67,7 +71,7 @@ class StoppedError(RuntimeError):
 
 
 def choose(table: Mapping[str, Any], name: str, *, field: str, flag: str = "--") -> Any:
-    """Returns `table[name]`; raises BadInputError with the nearest valid name if it is unknown.
+    """Returns `table[name]`; raises UnknownNameError with the nearest valid name if it is unknown.
 
     Args:
       table: the valid choices.
@@ -78,7 +82,7 @@ def choose(table: Mapping[str, Any], name: str, *, field: str, flag: str = "--")
     if name in table:
         return table[name]
     known, near = ", ".join(table), nearest(str(name), table)
-    raise BadInputError(
+    raise UnknownNameError(
         f"{field}={name!r} is unknown; choose one of {known} ({flag}{field}={near}?)"
     )
 
@@ -180,14 +184,16 @@ def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: 
       section: its name in the config, for the message.
 
     Raises:
-      BadInputError: a field is unknown.
+      UnknownNameError: a field is unknown.
     """
     listed = ", ".join(known)
     for name in fields:
         if name not in known:
             near = similar(name, known)
             meant = f"did you mean {near}? " if near else ""
-            raise BadInputError(f"{section}.{name} is unknown; {meant}{section} may have {listed}")
+            raise UnknownNameError(
+                f"{section}.{name} is unknown; {meant}{section} may have {listed}"
+            )
 
 
 def check_section(

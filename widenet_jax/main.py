@@ -24,7 +24,13 @@ from widenet_jax.config.fields import described
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.config.imports import remember
 from widenet_jax.config.machine import keep_compiled
-from widenet_jax.errors import BadInputError, RunFailedError, StoppedError, check_range
+from widenet_jax.errors import (
+    BadInputError,
+    RunFailedError,
+    StoppedError,
+    UnknownNameError,
+    check_range,
+)
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.run.stopping import Stop, end_process, say
 from widenet_jax.run.tables import beside, number, primary_text, routing_rows, text_table
@@ -138,6 +144,7 @@ def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 def report_replay(result: dict[str, Any]) -> str:
     """Returns what was not finite in the repeated step, and its batch."""
     lines = ["step {step:,}: loss {loss}, gradient norm {gradient_norm}".format(**result)]
+    lines.append("first module whose output is not finite: {first_module}".format(**result))
     lists = {f"{kind} that are not finite": names for kind, names in result["not_finite"].items()}
     for title, names in (lists | {"the batch": result["batch"]}).items():
         lines += [f"{title}:", *(f"  {name}" for name in names or ["none"])]
@@ -205,11 +212,14 @@ def main(argv: Sequence[str]) -> int:
         import jax  # takes seconds
 
         from widenet_jax import train
+        from widenet_jax.run.workdir import missing_imports
 
         stop.share(hosts=jax.process_count())  # opens the devices
-        result = train.run(
-            config, own.workdir, stop=stop, mode=own.mode, extend=own.extend, profile=own.profile
-        )
+        how = {"mode": own.mode, "extend": own.extend, "profile": own.profile}
+        try:
+            result = train.run(config, own.workdir, stop=stop, **how)
+        except UnknownNameError as error:
+            raise BadInputError(f"{error}{missing_imports(own.workdir, config)}") from None
     except BadInputError as error:
         return end(f"error: {error}", 2)
     except RunFailedError as error:

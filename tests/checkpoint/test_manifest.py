@@ -41,6 +41,16 @@ def test_each_kind_of_damage_is_named(directory: epath.Path):
     assert damage(directory).startswith("manifest.json is missing")
 
 
+def test_a_directory_in_the_place_of_a_file_of_its_size(directory: epath.Path):
+    file, other = directory / "params/d/a", directory / "other"
+    other.mkdir()
+    file.write_bytes(b"a" * other.stat().length)
+    write_manifest(directory)
+    file.unlink()
+    other.rename(file)
+    assert damage(directory) == "params/d/a is a directory"
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"files": {"a": 1}}', "\x00"])
 def test_a_garbage_manifest(directory: epath.Path, text: str):
     (directory / "manifest.json").write_text(text)

@@ -110,12 +110,18 @@ def test_a_text_is_continued(folder: Path, capsys):
 
 def test_mistakes_are_one_line(folder: Path, capsys, tmp_path: Path):
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "a.csv").write_text("id,review\n1,good\n")
+    (tmp_path / "a.jsonl").write_text('{"review": "good"}\n')
     empty, data = f"--file={tmp_path}/empty.txt", "--config.data"
     stream = (f"{data}.source=token_stream", f"{data}.path={folder / 'text.txt'}")
     for command, model, flags, answer in (
         (evaluate, "bytes", [f"--file={tmp_path}/missing.txt"], "missing.txt"),
         (evaluate, "bytes", [empty, f"{data}.eval_split=test"], "and --file both say what to read"),
         (evaluate, "bytes", [empty], "empty.txt: 0 tokens, too few"),
+        *(
+            (evaluate, "bytes", [f"--file={tmp_path}/{name}"], f"review{quote} (name it text)")
+            for name, quote in (("a.csv", "'"), ("a.jsonl", ""))
+        ),
         (evaluate, "pieces", [*stream, f"{data}.eval_split=all"], "and the set is of bytes"),
         (predict, "bytes", ["--continue="], "--continue='' is empty: give"),
         (predict, "bytes", ["--continue=A", "--temperature=-1"], "--temperature=-1.0 must be 0 or"),

@@ -150,6 +150,7 @@ def test_a_shard_damaged_since_the_start_is_no_bad_example(packed, damage, found
         (("splits", "train", "shards", 2, "records"), 10**12, "shards of [3, 3, 1000000000000, 1]"),
         (("splits", "train", "count"), 9, "shards of [3, 3, 3, 1] records, count=9)"),
         (("splits", "test"), {"shards": []}, "split test has no shards"),
+        (("splits",), {}, "damaged (ValueError: it names no split)"),
         (("class_names",), -1, "damaged (TypeError: class_names is no list of names)"),
         (("class_names",), "ab", "damaged (TypeError: class_names is no list of names)"),
         (("class_names",), [], "damaged (TypeError: class_names is no list of names)"),

@@ -1,13 +1,18 @@
 """A non-finite loss: the message names step, batch and command, and replay reproduces it."""
 
 import json
+from functools import partial
 from pathlib import Path
 
+import flax.linen as nn
+import jax
+import numpy as np
 import pytest
 from small_runs import metrics_of, run_here, small_config
 
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.main import main, report_replay
+from widenet_jax.run.session import first_not_finite, forward_noting
 
 WILD = {
     "optimizer.learning_rate": 1e30,
@@ -51,6 +56,7 @@ def test_the_batch_again(failed: tuple[Path, str], capsys: pytest.CaptureFixture
     assert found["step"] == 2
     assert found["loss"] == "nan"
     json.loads(json.dumps(found, allow_nan=False))
+    assert found["first_module"] == "encoder/block_00_norm_attention"
     assert "head/kernel" in found["not_finite"]["gradients"]
     assert len(found["batch"]) == len(found["not_finite"]["examples"]) == 64
     for place, record in zip(
@@ -60,7 +66,43 @@ def test_the_batch_again(failed: tuple[Path, str], capsys: pytest.CaptureFixture
     assert sorted(p.name for p in workdir.iterdir()) == before
     lines = report_replay(found).splitlines()
     assert lines[0].startswith("step 2: loss nan, gradient norm ")
-    assert len(lines) == 4 + len(found["not_finite"]["gradients"]) + 64 + 64
+    assert lines[1] == f"first module whose output is not finite: {found['first_module']}"
+    assert len(lines) == 5 + len(found["not_finite"]["gradients"]) + 64 + 64
+
+
+class Twice(nn.Module):
+    """A layer that runs twice, one run after the other or in a loop, and a last one."""
+
+    looped: bool
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> tuple[jax.Array, dict]:
+        del train
+        layer = nn.Dense(1, use_bias=False, name="shared")
+        run = nn.scan(lambda layer, x, _: (layer(x), None), variable_broadcast="params", length=2)
+        x = run(layer, x, None)[0] if self.looped else layer(layer(x))
+        return nn.Dense(1, use_bias=False, name="last")(x), {}
+
+
+@pytest.mark.parametrize(
+    ("shared", "last", "looped", "first"),
+    [
+        (1.0, 1.0, False, "none"),
+        (1e30, 1.0, False, "shared, call 2"),
+        (np.nan, 1.0, False, "shared"),
+        (1.0, np.inf, False, "last"),
+        (np.nan, 1.0, True, "last"),  # what runs in a loop of Linen's is not seen
+    ],
+)
+def test_the_first_module_by_the_order_of_calls(
+    shared: float, last: float, looped: bool, first: str
+):
+    values = {"shared": shared, "last": last}
+    params = {name: {"kernel": np.full((1, 1), x, np.float32)} for name, x in values.items()}
+    noting = jax.jit(partial(forward_noting, Twice(looped)))
+    _, finite = jax.device_get(noting(params, np.ones((2, 1), np.float32)))
+    assert first_not_finite(finite) == first
 
 
 def test_nothing_to_replay(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -11,9 +11,11 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from configs import digits
-from widenet_jax.config.files import from_json
+from widenet_jax.config import imports
+from widenet_jax.config.files import from_json, load_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import warn_without_locks
+from widenet_jax.main import main
 from widenet_jax.ops.sweep import directory
 from widenet_jax.ops.sweep.trials import expand
 from widenet_jax.run.workdir import check_info, check_workdir, flatten, locked, write_run
@@ -223,3 +225,31 @@ def test_a_damaged_config_is_not_overwritten(workdir: epath.Path, text: str):
     with pytest.raises(BadInputError, match=r"config\.json is no JSON object"):
         check_workdir(workdir, digits.get_config(), mode="train")
     assert (workdir / "config.json").read_text() == text
+
+
+@pytest.mark.parametrize("place", ["model.moe.router.name", "model.moe.losses", "optimizer.name"])
+def test_a_part_of_a_file_that_the_run_imported(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """The file is named where this start does not import it, too."""
+    monkeypatch.setattr(imports, "IMPORTED", {})
+    monkeypatch.setattr(imports, "NAMED", {})
+    file, config, run = (tmp_path / name for name in ("mine.py", "config.py", "run"))
+    file.write_text("")
+    named = {"mine": 1.0} if place.endswith("losses") else "mine"
+    config.write_text(
+        "from configs import digits\n\n\ndef get_config():\n    config = digits.get_config()\n"
+        f"    with config.unlocked():\n        config.{place} = {named!r}\n    return config\n"
+    )
+    stored = load_config(str(config))
+    imports.remember(stored, [str(file)])
+    write_run(epath.Path(run), stored, INFO)
+    (run / "metrics.jsonl").touch()
+    flags = ["main", f"--config={config}", f"--workdir={run}"]
+    lines = []
+    for further in ([], [f"--import={file}"]):
+        assert main([*flags, *further]) == 2
+        lines += capsys.readouterr().err.splitlines()
+    without, imported = lines
+    assert imported.startswith(f"error: config.{place}") and "mine" in imported
+    assert without == f"{imported}; --workdir={run} was started with --import={file}: give it again"

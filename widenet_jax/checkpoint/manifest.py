@@ -58,9 +58,11 @@ def damage(directory: epath.Path) -> str | None:
 def file_damage(path: epath.Path, size: int, sha256: str) -> str | None:
     """Describes how a file differs from its manifest entry; returns None if it does not."""
     try:
-        found = path.stat().length
-        if found != size:
-            return f"has {found} bytes instead of {size}"
+        found = path.stat()
+        if found.is_directory:
+            return "is a directory"
+        if found.length != size:
+            return f"has {found.length} bytes instead of {size}"
         return None if size_and_sha256(path)[1] == sha256 else "has changed bytes"
     except (FileNotFoundError, NotADirectoryError):
         return "is missing"

@@ -34,6 +34,7 @@ PARQUET_ROWS = 1024  # read at once
 LINE_BYTES = 1 << 20  # of a line of text; a longer one is read in parts
 DOCUMENT_BYTES = 1 << 26  # of a line of JSON
 DOCUMENT_CHARACTERS = 1 << 24  # of a document of plain text; a longer one is several
+CHOOSE = "choose with --text_column"  # a column, in messages
 _TITLE = re.compile(r"\s*= [^=]*[^=\s] =\s*")
 _HEADING = re.compile(r"\s*(= ){2,}.*( =){2,}\s*")
 
@@ -232,7 +233,7 @@ def _text_of_json(line: str, where: str, column: str) -> bytes:
         raise BadInputError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(value, dict) or not isinstance(value.get(column), str):
         known = f"it has {', '.join(value)}" if isinstance(value, dict) else "it is no object"
-        raise BadInputError(f"{where}: no text {column!r}; {known} (choose with --text_column)")
+        raise BadInputError(f"{where}: no text {column!r}; {known} ({CHOOSE})")
     # JSON can escape half of a surrogate pair, which is no character: `decoded` refuses it.
     return value[column].encode(errors="surrogatepass")
 
@@ -243,7 +244,7 @@ def _parquet(source: Input, column: str, bad: Bad) -> Lines:
     with open_file(path) as content, open_parquet(content, path) as file:
         names = file.schema_arrow.names
         if column not in names:
-            known = f"there are {', '.join(names)} (choose with --text_column)"
+            known = f"there are {', '.join(names)} ({CHOOSE})"
             raise BadInputError(f"{path}: no column {column!r}; {known}")
         for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
             for cell in batch.column(0):
@@ -269,7 +270,7 @@ def _table(source: Input, column: str, bad: Bad) -> Lines:
     del bad  # `check` reads tables as training does
     columns = TABLES[source.format](epath.Path(source.path))
     if column not in columns:
-        known = f"there are {shown(list(columns))} (choose with --text_column)"
+        known = f"there are {shown(list(columns))} ({CHOOSE})"
         raise BadInputError(f"{source.path}: no column {column!r}; {known}")
     for number, text in enumerate(columns[column], 1):
         yield text.encode(), f"{source.path} row {number}"
@@ -297,7 +298,7 @@ def _tfds(source: Input, column: str, bad: Bad) -> Lines:
         where = f"{source.path} record {source.first + index}"
         value = records[index].get(column)
         if not isinstance(value, str | bytes):
-            raise BadInputError(f"{where}: no text {column!r} (choose with --text_column)")
+            raise BadInputError(f"{where}: no text {column!r} ({CHOOSE})")
         yield value.encode() if isinstance(value, str) else value, where
 
 

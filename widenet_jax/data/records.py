@@ -91,7 +91,9 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
     try:
         of_set, of_split = NEEDED.get(found, ((), ()))
         _ = [manifest[field] for field in of_set]
-        for split in manifest["splits"].values():
+        if not (splits := manifest["splits"].values()):
+            raise ValueError("it names no split")
+        for split in splits:
             _ = [split[field] for field in of_split]
             whole = [part[name] for part in (manifest, split) for name in COUNTS & part.keys()]
             _ = [operator.index(number) for number in whole]

@@ -8,10 +8,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -42,9 +44,9 @@ from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
 from widenet_jax.run.progress import Progress
 from widenet_jax.run.stopping import Stop, StopRequestedError, Watchdog, say
-from widenet_jax.sharding import global_batch, host_positions, to_host
-from widenet_jax.step import TrainState, forward
-from widenet_jax.typing import Array, PyTree
+from widenet_jax.sharding import gather_shared, global_batch, host_positions, to_host
+from widenet_jax.step import TrainState, precision_of
+from widenet_jax.typing import Array, Inputs, PyTree
 
 ADVICE = (
     "--config.on_nonfinite=skip skips such updates; in a new --workdir a lower "
@@ -359,9 +361,9 @@ def replay(experiment: Experiment, data: Data, workdir: epath.Path) -> dict[str,
 
     Parameters, carry and randomness are the same; nothing is changed.
 
-    Returns {step, unit, loss, gradient_norm, not_finite: {gradients: [parameter], examples:
-    [description]}, batch: [description]}. An example counts as not finite if an output of the
-    model is, without dropout or mixup.
+    Returns {step, unit, loss, gradient_norm, first_module, not_finite: {gradients: [parameter],
+    examples: [description]}, batch: [description]}. An example counts as not finite if an output of
+    the model is, and a module if its output is, without dropout or mixup.
 
     Raises:
       BadInputError: no step of this run was kept for a replay.
@@ -379,13 +381,14 @@ def replay(experiment: Experiment, data: Data, workdir: epath.Path) -> dict[str,
 
     def work(params: PyTree, batch: dict[str, Array], step: Array) -> dict[str, PyTree]:
         grads, metrics = experiment.gradients(params, batch, step)
-        outputs, _ = forward(experiment.model, params, task.inputs(batch))
+        outputs, modules = forward_noting(experiment.model, params, task.inputs(batch))
         finite = [jnp.isfinite(x).all(axis=range(1, x.ndim)) for x in jax.tree.leaves(outputs)]
         return {
             "loss": metrics.means["loss"],
             "gradient_norm": gradient_norm(grads),
             "finite_gradients": jax.tree.map(lambda g: jnp.isfinite(g).all(), grads),
             "finite_examples": jnp.stack(finite).all(axis=0),
+            "finite_modules": modules,
         }
 
     replicated = NamedSharding(experiment.mesh, P())
@@ -398,12 +401,45 @@ def replay(experiment: Experiment, data: Data, workdir: epath.Path) -> dict[str,
         "unit": task.unit,
         "loss": str(result["loss"]),  # JSON has no number that is not finite
         "gradient_norm": str(result["gradient_norm"]),
+        "first_module": first_not_finite(result["finite_modules"]),
         "not_finite": {
             "gradients": [name for name, finite in named if not finite],
             "examples": [places[i] for i in np.flatnonzero(~result["finite_examples"])],
         },
         "batch": places,
     }
+
+
+def forward_noting(
+    model: nn.Module, params: PyTree, inputs: Inputs
+) -> tuple[PyTree, dict[str, Array]]:
+    """Returns a model's outputs in evaluation, and whether those of each of its modules are finite.
+
+    The names, such as "000007 encoder/moe, call 2", sort by the order in which the calls end.
+    """
+    calls: list[str] = []
+
+    def note(call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext):
+        output = call(*args, **kwargs)
+        if context.method_name == "__call__":
+            path = "/".join(context.module.path) or "the model"
+            again = f", call {calls.count(path) + 1}" if path in calls else ""
+            finite = jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(output)]).all()
+            context.module.sow("finite", f"{len(calls):06d} {path}{again}", finite)
+            calls.append(path)
+        return output
+
+    # Linen notes nothing inside a loop or a recomputed block.
+    plain = {k: v for k, v in {"unroll": True, "remat": "none"}.items() if hasattr(model, k)}
+    apply = partial(model.clone(**plain).apply, train=False, mutable=["finite"])
+    with nn.intercept_methods(note), precision_of(model):
+        (outputs, _), found = apply({"params": gather_shared(params)}, inputs)
+    return outputs, {path[-1]: finite for path, (finite,) in flatten_dict(found["finite"]).items()}
+
+
+def first_not_finite(finite: Mapping[str, bool]) -> str:
+    """Returns the first module that `forward_noting` names as not finite, or "none"."""
+    return next((name.split(" ", 1)[1] for name in sorted(finite) if not finite[name]), "none")
 
 
 T = TypeVar("T")

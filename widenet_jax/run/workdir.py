@@ -132,6 +132,16 @@ def changed_imports(workdir: epath.Path, config: ConfigDict) -> str:
     return f"changed since this run began: {changed}" if changed else ""
 
 
+def missing_imports(workdir: str, config: ConfigDict) -> str:
+    """Returns the rest of a line on files that a run imports, and this start not; "" of none."""
+    file = files.absolute(workdir) / "config.json"
+    stored = files.read_object(file).get("imports", ()) if file.exists() else ()
+    now = {Path(record).name for record in config.get("imports", ())}
+    paths = [record.partition(" ")[2] for record in stored if Path(record).name not in now]
+    named = " ".join(f"--import={path}" for path in paths)
+    return named and f"; --workdir={workdir} was started with {named}: give it again"
+
+
 def list_changes(changed: Mapping[str, str]) -> str:
     """Returns the first of `changed_fields` in one line."""
     texts = [f"{key}: {change}" for key, change in changed.items()]

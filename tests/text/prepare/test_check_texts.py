@@ -160,6 +160,8 @@ def test_what_is_not_checked_is_one_line(tmp_path: Path, capsys):
     assert "check reads local files" in refused(capsys, "check", "gs://bucket/set")
     write(tmp_path / "dataset.json", '{"format_version": 1}')
     assert "dataset.json: damaged (KeyError" in refused(capsys, "check", tmp_path)
+    write(tmp_path / "dataset.json", '{"format_version": 1, "class_names": ["a"], "splits": {}}')
+    assert "damaged (ValueError: it names no split)" in refused(capsys, "check", tmp_path)
     (tmp_path / "dataset.json").unlink()
     assert "no such file or directory" in refused(capsys, "check", tmp_path / "nowhere")
     write(tmp_path / "dataset_info.json", "{}")

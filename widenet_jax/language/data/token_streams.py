@@ -23,6 +23,7 @@ from etils import epath
 
 from widenet_jax.corpus.inputs import COLUMN, Passage, passages, plan
 from widenet_jax.corpus.novel import FOLDER, NOVEL, TEXT
+from widenet_jax.corpus.readers import CHOOSE
 from widenet_jax.corpus.tokenizer import FILE, Tokenizer, load_tokenizer, load_written_tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.contract import ArraySpec, Example, Transform
@@ -198,7 +199,8 @@ def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[Toke
     """Opens a whole file in a model's tokens, and the transform of its windows.
 
     Args:
-      path: of a text, JSON lines or parquet, perhaps compressed; read into memory.
+      path: of a text, or the column `text` of a table, JSON lines or parquet, perhaps compressed;
+        read into memory.
       max_length: T.
       info: of the stream that the model was trained on.
 
@@ -207,10 +209,13 @@ def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[Toke
     """
     tokenizer = Tokenizer(info["tokenizer"]) if "tokenizer" in info else None
     encoder, words, size, tokens = Encoder(tokenizer), WordCount(), 0, []
-    for passage in passages(itertools.chain.from_iterable(plan([path])), COLUMN):
-        tokens.append(encoder.tokens(passage))
-        words.add(np.frombuffer(passage.text, np.uint8))
-        size += len(passage.text)
+    try:
+        for passage in passages(itertools.chain.from_iterable(plan([path])), COLUMN):
+            tokens.append(encoder.tokens(passage))
+            words.add(np.frombuffer(passage.text, np.uint8))
+            size += len(passage.text)
+    except BadInputError as error:  # `--file` has no flag beside it for the column
+        raise BadInputError(str(error).replace(CHOOSE, f"name it {COLUMN}")) from None
     found = np.concatenate([*tokens, encoder.tokens(Passage(b"", path, None, True))])
     counts = {"bytes": size, "words": words.words}
     held = Tokens(encoder.vocab_size, len(found), found)
