@@ -3,16 +3,18 @@
 from functools import partial
 
 import compiled
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import apply
+from compiled import apply, equations_in
 from test_blocks import MOE, X, shapes
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.full import MultiHeadAttention
+from widenet_jax.nn.block_settings import NORMS, BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
 from widenet_jax.nn.loop import Loop, stretches
@@ -141,6 +143,9 @@ SOME = [
 ]
 
 
+ALL_DIFFERENT = ("ViT-MoE", "ABCBA")  # no block is as the one before, no two as the two before
+
+
 def loss_of(model: Blocks, params: dict) -> jax.Array:
     y, aux, _ = model.apply({"params": params}, X, train=True)
     return (y**3).sum() + (aux["loss"].sum() if aux else 0)
@@ -180,6 +185,29 @@ def test_tied_equals_untied_with_copied_weights(name: str):
     jax.tree.map(compare, grads, through[1])
 
 
+class Row(BlockSettings):
+    """Blocks in a row, each with parts of its own: the plain stack, without steps and scopes."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        def norm(name: str, x: jax.Array) -> jax.Array:
+            return NORMS[self.norm](epsilon=self.norm_epsilon, name=name)(x)
+
+        place = self.norm_position
+        before, after = place != "post", {"post": "", "sandwich": "_out"}.get(place)
+        for i, kind in enumerate(self.ffn_names()):
+            block = f"block_{i:02d}_"
+            y = norm(f"{block}norm_attention", x) if before else x
+            others = {"values": x} if place == "peri" else {}
+            x = x + self.build_attention(f"{block}attention")(y, **others, train=train)[0]
+            x = x if after is None else norm(f"{block}norm_attention{after}", x)
+            y = norm(f"{block}norm_ffn", x) if before else x
+            y, others = (x, {"selection": y}) if place == "peri" else (y, {})
+            x = x + self.build_ffn(kind, f"{block}{kind}")(y, **others, train=train).y
+            x = x if after is None else norm(f"{block}norm_ffn{after}", x)
+        return norm("norm_out", x) if before else x
+
+
 @pytest.mark.parametrize("name", SLOW)
 def test_a_core_that_runs_once_is_the_plain_stack(name: str):
     """Weights and output are those of blocks in a row, to the bit, where nothing is added.
@@ -193,22 +221,25 @@ def test_a_core_that_runs_once_is_the_plain_stack(name: str):
     off |= {"residual_scale": "1"} if "sqrt" in loop.get("residual_scale", "") else {}
     orders = [len(set(n)) if isinstance(n, str) else n for n, _ in loop["core"]]
     once = in_table(name, loop=off | {"core": tuple((n, 1) for n in orders)})
-    depth = once.depth
-    plain = in_table(name, loop=off | {"prelude": 0, "core": ((depth, 1),), "coda": 0,
-                                       "residual_scale": "1"})  # fmt: skip
-    params = compiled.init(plain, X)
-    if once.steps() != plain.steps():  # a lone layer's parts have their plain names
-        mapped = {
-            scope: dict(own.scopes)[part]
-            for step, own in zip(once.steps(), plain.steps(), strict=True)
-            for part, scope in step.scopes
-        }
-        assert len(set(mapped.values())) == len(mapped)
-        ours = {k: params[mapped.get(k, k)] for k in compiled.init(once, X)}
-    else:
-        ours = params
-    two = [apply(model, p, X, train=False)[0] for model, p in ((once, ours), (plain, params))]
-    np.testing.assert_array_equal(*two)
+    row = Row(**once.settings())
+    rng = np.random.default_rng(1)  # no two norms are alike
+
+    def noisy(x: jax.Array) -> jax.Array:
+        return x + jnp.asarray(rng.normal(scale=0.3, size=x.shape), x.dtype)
+
+    params = jax.tree.map(noisy, compiled.init(row, X))
+    ours = {"norm_out": params["norm_out"]} if "norm_out" in params else {}
+    for step in once.steps():  # a lone layer's parts have their plain names
+        of, block = dict(step.scopes), f"block_{step.index:02d}_"
+        router = of.pop("router", None)
+        found = {part: params[block + (step.ffn if part == "ffn" else part)] for part in of}
+        if router:  # of its own: in a row it is its experts'
+            found["ffn"] = dict(found["ffn"])
+            ours[router] = found["ffn"].pop("router")
+        ours |= {of[part]: weights for part, weights in found.items()}
+    assert jax.tree.map(jnp.shape, ours) == jax.tree.map(jnp.shape, compiled.init(once, X))
+    y, *_ = apply(once, ours, X, train=False)
+    np.testing.assert_array_equal(y, apply(row, params, X, train=False))
 
 
 @pytest.mark.parametrize("name", GRAMMAR)
@@ -229,8 +260,14 @@ def test_more_loops_than_trained_need_tied_weights(name: str, part: str):
 
 @pytest.mark.parametrize("name", SLOW)
 def test_a_compiled_loop_and_recomputation_change_nothing(name: str):
+    """Every model but those of `ALL_DIFFERENT` has a loop in its program."""
     plain, looped = in_table(name), in_table(name, unroll=False, remat="block")
     params = compiled.init(plain, X)
+    for model, compact in ((plain, False), (looped, True)):
+        program = jax.make_jaxpr(partial(loss_of, model))(params)
+        found = {eqn.primitive.name for eqn in equations_in(program.jaxpr)}
+        assert ("scan" in found) == (compact and name not in ALL_DIFFERENT)
+        assert "remat2" in found or not compact
     two = [
         jax.jit(jax.value_and_grad(partial(loss_of, model)))(params) for model in (plain, looped)
     ]
