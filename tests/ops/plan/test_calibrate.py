@@ -85,6 +85,7 @@ def test_bands_leave_rows_out():
     ]
     band = "predicted / measured 0.80 to 1.20, 1.60 to 2.40 without overlap (2 rows)"
     assert bands(rows) == [f"v3: {band}", f"all: {band}"]
+    assert bands(rows[2:]) == []
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -58,7 +58,12 @@ def test_the_grid_of_a_kernel():
     block = pl.BlockSpec((8, 128), lambda i, j: (i, j))
     kernel = pl.pallas_call(double, x, grid=(4, 2), in_specs=[block], out_specs=block)
     text = jax.jit(kernel).trace(x).lower(lowering_platforms=("tpu",)).as_text()
-    assert kernel_grid(re.search(r"body\W+22: \W+22([\w+/=]+)", text)[1]) == (4, 2)
+    body = re.search(r"body\W+22: \W+22([\w+/=]+)", text)[1]
+    assert kernel_grid(body) == (4, 2)
+    for before in ("", '"allow_input_fusion":[],'):
+        config = f'{{"custom_call_config":{{{before}"body":"{body}"}}}}'
+        line = f"  %y = f32[32,256] custom-call(%x), backend_config={config}"
+        assert parse_instruction(line).iterations == 8
 
 
 def test_the_grid_of_the_compilers_own_kernel():

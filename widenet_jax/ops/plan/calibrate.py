@@ -139,8 +139,8 @@ def bands(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a line for each generation and one for all: the span of predicted / measured."""
     kept = [row for row in rows if not row["outside"]]
     lines = []
-    names = [*dict.fromkeys(row["tpu"].partition("-")[0] for row in kept), *(["all"] if kept else [])]
-    for name in names:
+    generations = dict.fromkeys(row["tpu"].partition("-")[0] for row in kept)
+    for name in [*generations, "all"] if kept else []:
         some = [row for row in kept if name == "all" or row["tpu"].startswith(name)]
         spans = [
             f"{min(ratios):.2f} to {max(ratios):.2f}"
@@ -166,7 +166,7 @@ def draw(rows: Sequence[Mapping[str, Any]], out: str) -> None:
         axis.plot(x, places, marker, color=colour, label=label)
     axis.axvline(1, color="black", lw=1)
     axis.set(
-        xscale="log", xlabel="predicted / measured (line: to no overlap; *: not part of the band)"
+        xscale="log", xlabel="predicted / measured\n(line: to no overlap; *: not part of the band)"
     )
     axis.set_xticks([0.5, 0.7, 1, 1.5, 2, 3])
     axis.minorticks_off()

@@ -21,7 +21,7 @@ _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _BOUNDS = re.compile(r'"iteration_bounds":\[([^\]]*)\]')
 _BROKEN = re.compile(r'\n(?=["}]\S)')  # within the metadata of a kernel
-_KERNEL = re.compile(r'"custom_call_config":\{"body":"([^"]+)"')
+_KERNEL = re.compile(r'"custom_call_config":\{(?:"\w+":\[[^]]*\],)*"body":"([^"]+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
