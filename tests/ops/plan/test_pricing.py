@@ -95,13 +95,13 @@ def test_copies_of_parts():
 
 
 def test_other_work_that_runs_beside():
-    """As the compiler writes it: `async-start` of a computation, here a part or a sum."""
+    """As the compiler writes it: `async-start` of a computation, here a part, a sum, a gather."""
     part = "f32[1,95625000]{1,0:S(1)}"
     inside = f"%part (p: f32[2]) -> f32[1] {{\n  %p = {BIG} parameter(0)\n"
-    inside += f"  ROOT %i = {part} dynamic-slice(%p)\n}}\n"
-    start = "  ROOT %s = (f32[2], f32[1]) async-start(%x), calls=%part"
-    moved = 1e3 * 2 * 382.5e6 / 225e9  # read and written at 50%
-    assert prices(ARGUMENT + start, inside)["s"].roofline_ms == pytest.approx(moved)
+    inside += f"  ROOT %i = {part} slice(%p), slice={{[0:1], [0:95625000]}}\n}}\n"
+    start = f"  ROOT %s = (({BIG}), {part}, s32[]{{:S(2)}}) async-start(%x), calls=%part"
+    copy = prices(ARGUMENT + start, inside)["s"]
+    assert copy.ms == pytest.approx(1.0) and copy.scheduled
     summed = "%part (p: f32[2]) -> f32[2] {\n  %p = f32[1000000]{0} parameter(0)\n"
     summed += "  ROOT %i = f32[1000000]{0} all-reduce(%p)\n}\n"
     found = prices(ARGUMENT + start, summed)["s"]

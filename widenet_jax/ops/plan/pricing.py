@@ -237,7 +237,7 @@ def price_instruction(
         )  # fmt: skip
         return price if sent or compute else None
     operands = [home[name] for name in instruction.operands]
-    transfer, copied = bool(ASYNC.fullmatch(opcode)), opcode in ("copy-start", "slice-start")
+    transfer, copied = bool(ASYNC.fullmatch(opcode)), is_copy(instruction, module)
     by_schedule = HBM_SHARE_OF_BANDWIDTH, hbm_bytes
     share, size = by_schedule if cycles or copied else (UNSCHEDULED_SHARE_OF_BANDWIDTH, all_bytes)
     if (
@@ -254,6 +254,13 @@ def price_instruction(
     if transfer:  # of which the compiler estimates nothing
         return price if price.ms else None
     return replace(price, estimate_ms=estimate or price.ms) if price.ms else None
+
+
+def is_copy(instruction: Instruction, module: Module) -> bool:
+    """Whether an instruction starts a copy of an array, or of a part of one."""
+    if instruction.opcode == "async-start":
+        return root_of(module.computations[instruction.called["calls"]]).opcode in SLICES
+    return instruction.opcode in ("copy-start", "slice-start")
 
 
 def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> float:
@@ -315,7 +322,7 @@ def bytes_moved(
     sizes = [size(operand) for operand in operands]
     if opcode == "copy-start":
         return own  # the result names the source too
-    if opcode == "slice-start":
+    if is_copy(instruction, module):
         return (bool(sizes[0]) + (own > sizes[0])) * array_bytes(instruction.arrays[1:2])
     if opcode == "async-start":
         inside = module.computations[instruction.called["calls"]]
