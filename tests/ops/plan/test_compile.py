@@ -88,6 +88,15 @@ def test_the_estimate_is_right_for_products_alone():
     assert ratios["sum of the exponentials of scores"] > 5 < ratios["gradient of the scores"]
 
 
+@needs_libtpu
+@pytest.mark.slow
+def test_the_attention_kernel_against_xla_by_schedule():
+    """As `docs/PERFORMANCE.md` has it, at T = 512."""
+    prices, v5e = import_file(str(ROOT / "scripts/compare/attention.py")), parse_topology("v5e-4")
+    assert prices.alone(v5e, "pallas", 512, masked=True) < 0.42
+    assert prices.layer(v5e, "pallas", 512) < 0.8 * prices.layer(v5e, "xla", 512)
+
+
 def test_the_program_is_the_largest_that_was_written(tmp_path: Path):
     """Work for a SparseCore is a program of its own; of a step there are earlier texts too."""
     with pytest.raises(BadInputError, match="does not write the program"):
