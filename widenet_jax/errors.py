@@ -186,7 +186,7 @@ def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: 
     Raises:
       UnknownNameError: a field is unknown.
     """
-    listed = ", ".join(known)
+    listed = ", ".join(known) or "no fields"
     for name in fields:
         if name not in known:
             near = similar(name, known)
@@ -216,6 +216,8 @@ def check_section(
     Raises:
       BadInputError: a field is unknown, or one without a default is missing.
     """
+    if not dataclasses.is_dataclass(module):
+        raise BadInputError(f"{section}: {module!r} is not the class of a Linen module")
     others = {"parent", "name", *decided}
     own = {field.name: field for field in dataclasses.fields(module) if field.name not in others}
     check_fields(own, fields, section=section)

@@ -21,7 +21,13 @@ from ml_collections import ConfigDict
 from widenet_jax.config.durations import Interval, to_interval, to_steps
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError, check_group, choose
-from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.build import (
+    build_model,
+    count_parameters,
+    count_unrolled,
+    parameter_shapes,
+    parameters_of,
+)
 from widenet_jax.nn.loop import Loop, places_of
 from widenet_jax.optim.build import build_optimizer, check_freeze
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
@@ -268,5 +274,5 @@ def init_state(
     """Initialises parameters from `config.seed`, the optimizer and an all-zero carry."""
     inputs, carry = input_spec(task), task.carry_spec(config.batch_size)
     zeros = partial(jax.tree.map, lambda spec: jnp.zeros(spec.shape, spec.dtype))
-    params = model.init(jax.random.key(config.seed), zeros(inputs), train=False)["params"]
-    return TrainState.create(params, tx, zeros(carry))
+    variables = model.init(jax.random.key(config.seed), zeros(inputs), train=False)
+    return TrainState.create(parameters_of(variables), tx, zeros(carry))

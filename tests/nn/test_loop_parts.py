@@ -12,6 +12,7 @@ from test_loop import TIED, blocks
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.loop import Loop
+from widenet_jax.nn.loop_modules import begin_core
 from widenet_jax.nn.mlp import Mlp
 
 LOOPED = {"prelude": 1, "core": ((2, 2), (1, 3)), "coda": 1, "tie": TIED, "inject": "linear"}
@@ -96,7 +97,7 @@ def test_norms_that_know_their_loop(condition: str):
 def test_a_core_that_begins_with_noise():
     """The same in each evaluation, another with each key of training; std sqrt(2/5)."""
     model = blocks(LOOPED | {"start": "noise"}, ffn="mlp")
-    noise, entry = model.started(jnp.zeros((4, 50, 64)), train=False)
+    noise, entry = begin_core(model, "noise", jnp.zeros((4, 50, 64)), train=False)
     np.testing.assert_allclose(float(noise.std()), 0.6325 * 0.9866, rtol=0.02)  # cut at 3 std
     assert not entry.any()
     np.testing.assert_array_equal(noise[0], noise[3])  # of an example alike in all batches

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from widenet_jax.errors import check_section, choose
+from widenet_jax.errors import BadInputError, check_section, choose
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
 from widenet_jax.specs import model_spec, resolve
@@ -80,7 +80,23 @@ def parameter_shapes(model: nn.Module, input_spec: Shapes) -> PyTree:
     """Returns shapes and dtypes of a model's parameters, without allocating any."""
     init = partial(model.init, train=False)
     with nn.intercept_methods(traced_once()):
-        return jax.eval_shape(init, jax.random.key(0), dict(input_spec))["params"]
+        return parameters_of(jax.eval_shape(init, jax.random.key(0), dict(input_spec)))
+
+
+def parameters_of(variables: Mapping[str, PyTree]) -> PyTree:
+    """Returns the parameters of a model's variables.
+
+    Raises:
+      BadInputError: a part, perhaps a user's own, keeps other arrays, which no step would carry on.
+    """
+    for collection in variables.keys() - {"params"}:
+        path, _ = jax.tree_util.tree_leaves_with_path(variables[collection])[0]
+        name = "/".join(key.key for key in path)
+        raise BadInputError(
+            f"{name} is a variable of the collection {collection!r}; parts of a model may keep "
+            "parameters alone: use self.param (statistics: see nn/moe/routers/__init__.py)"
+        )
+    return variables["params"]
 
 
 def traced_once() -> Callable[..., Any]:

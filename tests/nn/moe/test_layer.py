@@ -11,9 +11,11 @@ from compiled import apply, init
 from reference import moe_group
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.nn.build import parameters_of
 from widenet_jax.nn.moe.dispatch import DISPATCHERS
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.routers import ROUTERS
+from widenet_jax.nn.moe.slots import summarize
 from widenet_jax.typing import Routing
 
 D, F, T, GROUPS = 3, 4, 6, 8
@@ -315,6 +317,64 @@ def test_a_router_of_the_users_is_checked(wrong, words, monkeypatch: pytest.Monk
     model = layer(3, 2, router={"name": "even", "wrong": (wrong,)})
     with pytest.raises(BadInputError, match=f"router even:? {words}"):
         init(model, jnp.ones((2, 2, D)))
+
+
+class WithoutSelected(nn.Module):
+    num_experts: int
+    kernel_init: str
+
+
+class WithoutKey(Even):
+    def __call__(self, x, mask):
+        return super().__call__(x, mask, key=None, train=False)
+
+
+class Counting(Even):
+    @nn.compact
+    def __call__(self, x, mask, *, key, train):
+        self.variable("statistics", "seen", jnp.zeros, ())
+        return super().__call__(x, mask, key=key, train=train)
+
+
+@pytest.mark.parametrize(
+    ("router", "words"),
+    [
+        (lambda x: x, "function.*is not the class of a Linen module"),
+        (WithoutSelected, "router mine lacks the field num_selected_experts"),
+        (WithoutKey, r"called as router\(x, mask, \*, key, train\): .*unexpected.*'key'"),
+        (Counting, "router/seen is a variable of the collection 'statistics'"),
+    ],
+)
+def test_a_router_of_another_form_is_refused(router, words, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ROUTERS, "mine", router)
+    model = layer(3, 2, router={"name": "mine"})
+    with pytest.raises(BadInputError, match=words):
+        parameters_of(model.init(jax.random.key(0), jnp.ones((2, 2, D)), train=False))
+
+
+@pytest.mark.parametrize("dispatch", DISPATCHERS)
+def test_choices_that_an_own_router_gets_wrong_are_dropped(
+    dispatch: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Experts 1 and 1, -1 and 1, 1 and 3 of three: as if the token had chosen expert 1 alone."""
+    monkeypatch.setitem(ROUTERS, "even", Even)
+    choices = [[1, 1], [-1, 1], [1, 3]]
+    x = jax.random.normal(jax.random.key(0), (1, 3, D))
+    fields = {"dispatch": dispatch, "capacity_rule": "unlimited"}
+
+    def gradients(*wrong, selected: int) -> tuple:
+        router = {"name": "even", "wrong": wrong}
+        model = layer(3, selected, router=router, **fields)
+        params = init(model, x)
+        loss = lambda p, x: (apply(model, p, x, train=False).y ** 2).sum()  # noqa: E731
+        sums = apply(model, params, x, train=False).aux["sums"]
+        return jax.grad(loss, argnums=(0, 1))(params, x), summarize(sums)
+
+    wrong, metrics = gradients(("expert_index", jnp.array([choices])), selected=2)
+    right, _ = gradients(("expert_index", jnp.ones((1, 3, 1), int)), selected=1)
+    for got, want in zip(jax.tree.leaves(wrong), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert metrics["drop_rate"] == 0.5 and metrics["load"].tolist() == [0, 1, 0]
 
 
 def test_an_expert_that_does_not_exist_drops_its_tokens(monkeypatch: pytest.MonkeyPatch):

@@ -21,7 +21,7 @@ def test_statistics_count_real_tokens_only():
     stats = routing_statistics(ROUTING, MASK, 2)
     assert stats["load"].tolist() == [2, 1, 1]
     np.testing.assert_allclose(stats["importance"], [1.1, 0.3, 0.4], rtol=1e-6)
-    assert int(stats["dropped"]) == 1
+    assert int(stats["dropped"]) == 1 and int(stats["pairs"]) == 4
     assert int(stats["tokens"]) == 2
     # -(0.5 ln 0.5 + 0.3 ln 0.3 + 0.2 ln 0.2) = 1.0296530, -(0.6 ln 0.6 + 0.4 ln 0.4) = 0.6730117
     np.testing.assert_allclose(stats["entropy"], 1.0296530 + 0.6730117, rtol=1e-5)

@@ -6,6 +6,8 @@ statistics report how they were used; all of these read choices as the masks of 
 `MoeLayer` puts them together.
 """
 
+import dataclasses
+import inspect
 from collections.abc import Mapping
 
 import flax.linen as nn
@@ -13,7 +15,14 @@ import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 
-from widenet_jax.errors import BadInputError, check_group, check_range, check_section, choose
+from widenet_jax.errors import (
+    BadInputError,
+    UnknownNameError,
+    check_group,
+    check_range,
+    check_section,
+    choose,
+)
 from widenet_jax.nn.dense import Dropout
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.mlp import ACTIVATIONS, Mlp, check_activation, products
@@ -211,12 +220,28 @@ class MoeLayer(nn.Module):
         """Builds the module of `self.router` as a submodule of `parent`.
 
         Raises:
-          BadInputError: an unknown router, or a field that is unknown or missing.
+          BadInputError: an unknown router, a field that is unknown or missing, or a class of the
+            user's that is not as `nn.moe.routers` says.
         """
         fields = {key: value for key, value in self.router.items() if key != "name"}
         build = self.router_class()
         names = ("num_experts", "num_selected_experts", "kernel_init")
-        check_section(build, fields, section=f"{SECTION}.router", decided=names)
+        try:
+            check_section(build, fields, section=f"{SECTION}.router", decided=names)
+        except UnknownNameError as error:
+            raise UnknownNameError(
+                f"{error}; each router has its own fields: a config file can set the whole "
+                f"section, config.model.moe.router = {{'name': '{self.router['name']}'}}"
+            ) from None
+        taken = {field.name for field in dataclasses.fields(build)}
+        if missing := [name for name in names if name not in taken]:
+            raise BadInputError(f"router {self.router['name']} lacks the field {missing[0]}")
+        try:
+            inspect.signature(build.__call__).bind("self", "x", "mask", key="key", train="train")
+        except TypeError as error:
+            raise BadInputError(
+                f"router {self.router['name']} is called as router(x, mask, *, key, train): {error}"
+            ) from None
         common = {field: getattr(self, field) for field in names}
         return build(**common, **fields, parent=parent, name=name)
 

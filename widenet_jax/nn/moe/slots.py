@@ -107,16 +107,34 @@ def assign_slots(
 ) -> Routing:
     """Fills `routing.slot`: the place in the expert's buffer, or `capacity` where dropped.
 
+    A choice of no expert, or of one that the token chose before, is dropped and becomes E.
+
     Raises:
       BadInputError: an unknown priority.
     """
     place = choose(PRIORITIES, priority, field="config.model.moe.priority")
-    choices = choice_mask(routing.expert_index, routing.router_probs.shape[-1])  # [G, S, K, E]
+    E = routing.router_probs.shape[-1]
+    routing = routing.replace(expert_index=distinct(routing.expert_index, E))
+    choices = choice_mask(routing.expert_index, E)  # [G, S, K, E]
     choices = (choices & mask[..., None, None]).astype(jnp.int32)
     position = place(choices, routing.gate)  # position_in_expert [G, S, K]
     kept = (position < limit[:, None, None]) & mask[..., None]
-    kept &= routing.expert_index < routing.router_probs.shape[-1]  # an own router's may be wrong
+    kept &= routing.expert_index < E
     return routing.replace(slot=jnp.where(kept, position, capacity).astype(jnp.int32))
+
+
+def distinct(expert_index: Array, num_experts: int) -> Array:  # [..., K] -> [..., K]
+    """Returns the choices with E for those that an own router may get wrong.
+
+    Dispatch counts on experts from 0 to E - 1, of which a token asks none twice.
+    """
+    choices = jnp.split(expert_index, expert_index.shape[-1], axis=-1)
+    for k, choice in enumerate(choices):
+        valid = (choice >= 0) & (choice < num_experts)
+        for earlier in choices[:k]:
+            valid &= choice != earlier
+        choices[k] = jnp.where(valid, choice, num_experts)
+    return jnp.concatenate(choices, axis=-1)
 
 
 def assign_by_experts(routing: Routing, mask: Array, *, capacity: int, limit: Array) -> Routing:
@@ -178,7 +196,7 @@ def choice_counts(routing: Routing, mask: Array) -> Array:
 def routing_statistics(routing: Routing, mask: Array, capacity: int) -> Aux:
     """Returns sums over all groups.
 
-    `load` [E] pairs sent (Shazeer et al. 2017), `importance` [E] gates, `dropped` pairs that found
+    `load` [E] pairs sent (Shazeer et al. 2017), `importance` [E] gates, `dropped` of `pairs` found
     no slot, `entropy` of the router's probabilities in nats, `tokens`.
     """
     probs = routing.router_probs
@@ -188,6 +206,7 @@ def routing_statistics(routing: Routing, mask: Array, capacity: int) -> Aux:
         "load": choice_counts(routing, mask).sum(axis=0),
         "importance": (choices * routing.gate[..., None]).sum(axis=(0, 1, 2)),
         "dropped": ((routing.slot == capacity) & mask[..., None]).sum(dtype=jnp.int32),
+        "pairs": mask.sum(dtype=jnp.int32) * routing.slot.shape[-1],
         "entropy": (entropy * mask).sum(),
         "tokens": mask.sum(dtype=jnp.int32),
     }
@@ -203,13 +222,13 @@ def summarize(statistics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     took.
     """
     sums = {key: np.asarray(value, np.float64) for key, value in statistics.items()}
-    pairs = np.maximum(sums["load"].sum(axis=-1), 1)
+    sent = np.maximum(sums["load"].sum(axis=-1, keepdims=True), 1)
     gates = np.maximum(sums["importance"].sum(axis=-1, keepdims=True), 1e-30)
     tokens = np.maximum(sums["tokens"], 1)
     lost = {"no_expert_rate": sums["no_expert"] / tokens} if "no_expert" in sums else {}
     return lost | {
-        "load": sums["load"] / pairs[..., None],
+        "load": sums["load"] / sent,
         "importance": sums["importance"] / gates,
-        "drop_rate": sums["dropped"] / pairs,
+        "drop_rate": sums["dropped"] / np.maximum(sums["pairs"], 1),
         "router_entropy": sums["entropy"] / tokens,
     }

@@ -1,0 +1,247 @@
+"""Ways to run a stack of blocks other than one block after the other.
+
+In equal pieces, which can be recomputed, looped over, or looped over a drawn number of times; and
+with an exit after each loop.
+"""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from widenet_jax.nn.loop import Loop, Step, stretches
+from widenet_jax.nn.loop_modules import begin_core
+from widenet_jax.nn.parts import Parts
+from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
+from widenet_jax.typing import Array, Aux
+
+if TYPE_CHECKING:
+    from widenet_jax.nn.blocks import Blocks
+
+
+def run_exits(
+    stack: "Blocks", x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
+) -> tuple[Array, Aux, Array | None]:
+    """Runs the blocks, those after the group that loops on the state after each loop."""
+    del memory  # refused
+    as_trained = train or stack.is_initializing()
+    loop, steps = Loop.of(stack.loop), stack.steps(train=as_trained)
+    groups = (loop if as_trained else loop.evaluated()).periods()
+    # The group is the one that loops in training; evaluation may run it once.
+    place = next(i for i, (_, loops) in enumerate(loop.core) if loops > 1)
+    first, period, loops = groups[place]
+    run = partial(stack.run_blocks, memory=None, parts=Parts(stack), train=train)
+    auxes, states, entry = [], [], None
+    ends = [loop.prelude, first] + [first + period * (k + 1) for k in range(loops)]
+    for start, end in itertools.pairwise([0, *ends]):
+        if start == loop.prelude and entry is None:
+            x, entry = begin_core(stack, loop.start, x, train=train)
+        if some := steps[start:end]:
+            x, aux, _ = run(x, entry=entry, seen=seen, mask=mask, steps=some)
+            auxes.append(aux)
+        if end > first:
+            states.append(x)
+    # A single example is a token group by itself, and so is each of its states.
+    alone = len(x) == 1 and not train
+    states = states if alone else [jnp.concatenate(states)]
+    if some := steps[ends[-1] :]:
+        again = lambda y: jnp.concatenate([y] * (1 if alone else loops))  # noqa: E731
+        entry, seen, mask = jax.tree.map(again, (entry, seen, mask))
+        for i, state in enumerate(states):
+            states[i], aux, _ = run(state, entry=entry, seen=seen, mask=mask, steps=some)
+        auxes.append(aux)
+    return jnp.concatenate(states), over_operations(jnp.concatenate, auxes), None
+
+
+def run_pieces(
+    stack: "Blocks",
+    x: Array,
+    memory: Array | None,
+    *,
+    loops: Array | None,
+    seen: dict,
+    mask: Array | None,
+    train: bool,
+) -> tuple[Array, Aux, Array | None]:
+    """Runs the blocks in equal pieces, each one function of its parameters and its memory.
+
+    Such a function can be recomputed (`remat`). A piece is one block, or those that share a
+    routing. Pieces that repeat themselves can be looped over (`unroll=False`).
+    """
+    size, steps = stack.blocks_per_routing(), stack.steps()
+    starts = range(0, len(steps), size)
+    pieces = [tuple(s.within(i) for s in steps[i : i + size]) for i in starts]
+    shared, own = split_parameters(stack, size)
+    keys = {name: stack.make_rng(name) for name in ("dropout", "router") if stack.has_rng(name)}
+    run_piece = partial(runner, stack, shared, keys, {"mask": mask} | seen, train)
+
+    def run_some(
+        x: Array, inputs: list[tuple], some: list, entry: Array | None, **of: bool
+    ) -> tuple:
+        found = []
+        runners = {piece: run_piece(piece, **of) for piece in some}
+        for piece, rest in zip(some, inputs, strict=True):
+            x, *output = runners[piece](x, entry, *rest)
+            found.append(output)
+        return x, joined(found)
+
+    # [B, L, M, D] -> count * [B, size, M, D]
+    count, loop, entry = len(pieces), Loop.of(stack.loop), None
+    memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
+    numbers = jnp.array(loop.loop_numbers(), jnp.int32).reshape(count, size)
+    inputs = list(zip(own, memories, range(count), numbers, strict=True))
+    outputs, core = [], loop.prelude // size
+    parts = [(0, core, 1), (core, count - core, 1)]
+    if loops is not None:
+        parts = [(0, core, 1), *loop.periods(), (count - loop.coda, loop.coda, 1)]
+    elif not stack.unroll:
+        parts = [*stretches(pieces[:core]), *stretches(pieces[core:], core)]
+    for first, period, repeats in (part for part in parts if part[1]):
+        if first == core:
+            x, entry = begin_core(stack, loop.start, x, train=train)
+        some, rows = pieces[first : first + period], inputs[first : first + period * repeats]
+        run = partial(run_some, some=some, entry=entry, looped=repeats > 1)
+        if loops is not None and repeats > 1:
+            x, found = run_counted(run, x, rows[:period], *loop.learning(loops, repeats))
+        else:
+            x, found = repeat(run, x, [rows[i::period] for i in range(period)])
+        outputs += found
+    return x, *joined(outputs)
+
+
+def runner(
+    stack: "Blocks",
+    shared: dict,
+    keys: dict,
+    seen: dict,
+    train: bool,
+    piece: tuple[Step, ...],
+    *,
+    looped: bool,
+    learns: bool = True,
+) -> Callable:
+    """Returns a piece as a function (x, entry, params, memory, index, numbers) -> (x, ...).
+
+    Args:
+      shared: the parameters that the piece shares with others.
+      keys: of the random streams, from which each index draws its own.
+      seen: the tokens that are real, and that attention sees.
+      train: with dropout and routing noise.
+      piece: its steps.
+      looped: whether a loop runs it.
+      learns: whether gradients flow to parameters and entry.
+    """
+    plain = {"remat": "none", "unroll": True, "last_norm": False}
+    blocks = stack.clone(parent=None, name=None, some_steps=piece, **plain)
+    stop = (lambda tree: tree) if learns else jax.lax.stop_gradient
+
+    def run(
+        x: Array,
+        entry: Array | None,
+        params: dict,
+        old: Array | None,
+        index: Array | int,
+        numbers: Array,
+    ) -> tuple:
+        rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
+        others = seen | {"memory": old, "entry": stop(entry), "loop_numbers": numbers}
+        params = stop({"params": shared | params})
+        return blocks.apply(params, x, **others, train=train, rngs=rngs)
+
+    # The two passes of a loop are two loops, whose operations no compiler merges.
+    remat = stack.remat == "block" and learns
+    return jax.checkpoint(run, prevent_cse=not looped) if remat else run
+
+
+def split_parameters(stack: "Blocks", size: int) -> tuple[dict, list[dict]]:
+    """Returns the parameters that blocks share, and the own parameters of each `size` blocks.
+
+    The latter have the names that they would have in a stack of `size` blocks.
+    """
+    shared, own = {}, [{} for _ in range(stack.depth // size)]
+    for name, params in stack.variables["params"].items():
+        index, kind = split_block_part(name)
+        if index is not None:
+            own[index // size][block_part(index % size, kind)] = params
+        elif name != NORM_OUT:
+            shared[name] = params
+    return shared, own
+
+
+def repeat(run: Callable, x: Array, inputs: list[list]) -> tuple[Array, list]:
+    """Runs `run(x, inputs of a period) -> (x, output)` once a period, in a loop if it is repeated.
+
+    Args:
+      inputs: each piece of a period -> the inputs of all periods.
+
+    Returns:
+      The last x, and the output of each period.
+    """
+    periods = list(zip(*inputs, strict=True))
+    if len(periods) == 1:
+        x, output = run(x, list(periods[0]))
+        return x, [output]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(list, periods))
+    x, outputs = jax.lax.scan(run, x, stacked)
+    return x, [jax.tree.map(lambda y, i=i: y[i], outputs) for i in range(len(periods))]
+
+
+def run_counted(
+    run: Callable, x: Array, row: list[tuple], loops: Array, last: int
+) -> tuple[Array, list]:
+    """Runs a loop `loops` times, a number that is known only as the program runs.
+
+    Args:
+      run: (x, inputs of a loop's pieces, learns) -> (x, (aux, memory)).
+      x: [B, T, D].
+      row: the inputs of the pieces of loop 0, each (params, None, index, numbers).
+      loops: int32.
+      last: how many of the last loops have a gradient.
+
+    Returns:
+      The last x; and the outputs of the `last` loops, 0 of those that did not run.
+    """
+    silent = jnp.maximum(loops - last, 0)
+
+    def inputs(k: Array) -> list[tuple]:
+        return [
+            (params, old, index + k * len(row), numbers + k) for params, old, index, numbers in row
+        ]
+
+    before = jax.lax.stop_gradient(x)
+    without = jax.lax.fori_loop(0, silent, lambda k, x: run(x, inputs(k), learns=False)[0], before)
+    x = jnp.where(silent > 0, without, x)
+    zeros = jax.tree.map(
+        lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(run, x, inputs(silent))[1]
+    )
+
+    def one(x: Array, j: Array) -> tuple[Array, tuple]:
+        k = silent + j
+        return jax.lax.cond(k < loops, lambda x: run(x, inputs(k)), lambda x: (x, zeros), x)
+
+    x, output = jax.lax.scan(one, x, jnp.arange(last))
+    return x, [jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), output)]
+
+
+def joined(outputs: list[tuple[Aux, Array | None]]) -> tuple[Aux, Array | None]:
+    """Joins the aux and the memories [B, blocks, M, D] of consecutive pieces."""
+    memories = [memory for _, memory in outputs if memory is not None]
+    aux = over_operations(jnp.concatenate, [aux for aux, _ in outputs])
+    return aux, jnp.concatenate(memories, axis=1) if memories else None
+
+
+def over_operations(join: Callable, auxes: list[Aux]) -> Aux:
+    """Joins the aux of several operations; each loss and sum over the operations that have it."""
+    auxes = [aux for aux in auxes if aux]
+    if not auxes:
+        return {}
+
+    def by_name(field: str) -> dict[str, Array]:
+        names = dict.fromkeys(name for aux in auxes for name in aux[field])
+        return {name: join([x[field][name] for x in auxes if name in x[field]]) for name in names}
+
+    loss = join([aux["loss"] for aux in auxes])
+    return {"loss": loss, "losses": by_name("losses"), "sums": by_name("sums")}
