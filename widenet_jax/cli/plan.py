@@ -5,6 +5,7 @@
   python scripts/plan.py --compare configs/text_pretrain.py:bert --topology v3-256 v5e-256
   python scripts/plan.py --paper                 every vision model of the paper, beside its Table 4
   python scripts/plan.py --counts                parameters of every row of its tables
+  python scripts/plan.py --counts configs/language_model.py:moeut_44m     of the parts of one model
   python scripts/plan.py --calibrate             prices beside times that others measured on TPUs
 
 Any field of the configs can be set, as in --config.batch_size=2048. Exit codes: 0 done, 2 your
@@ -43,7 +44,8 @@ def main(argv: Argv = None) -> int:
     what.add_argument("--config", metavar="FILE[:VARIANT]", help="plan one run")
     what.add_argument("--compare", metavar="FILE[:VARIANT]", nargs="+", help="tabulate several")
     what.add_argument("--paper", action="store_true", help="tabulate the paper's vision models")
-    what.add_argument("--counts", action="store_true", help="parameters of the paper's tables")
+    text = "parameters, part by part; without a file: of all rows of the papers' tables"
+    what.add_argument("--counts", metavar="FILE[:VARIANT]", nargs="*", help=text)
     measured = {"nargs": "?", "const": True, "metavar": "FILE"}
     what.add_argument("--calibrate", **measured, help="compare with measured times")
     add("--rows", nargs="+", metavar="NAME", help="with --calibrate: these workloads alone")
@@ -75,14 +77,8 @@ def read_configs(
 
 
 def run(options: Options) -> None:
-    if options.counts:
-        from widenet_jax.ops.plan.counts import count_rows, counts_table
-
-        if options.json:
-            print(json.dumps(list(count_rows())))
-            return
-        for line in counts_table(count_rows()):
-            print(line, flush=True)
+    if options.counts is not None:
+        count(options)
         return
     if options.calibrate:
         calibrate_rows(options)
@@ -101,6 +97,22 @@ def run(options: Options) -> None:
         title = f"{report['config']}, {report['topology']}"
         parts.append(f"{title}\n{breakdown_table(report['breakdown'])}")
     show(options, reports if several or not options.config else reports[0], "\n\n".join(parts))
+
+
+def count(options: Options) -> None:
+    """Prints the parameters of the configs that `options` names, or of the papers' models."""
+    from widenet_jax.ops.plan.counts import count_rows, counts_table, part_rows, parts_table
+
+    if options.counts:
+        options.num_examples = options.num_examples or 1  # changes no parameter
+        configs = read_configs(options.counts, options)
+        parts = {name: part_rows(config, data) for name, config, data in configs}
+        show(options, parts, "\n\n".join(parts_table(*one) for one in parts.items()))
+    elif options.json:
+        print(json.dumps(list(count_rows())))
+    else:
+        for line in counts_table(count_rows()):
+            print(line, flush=True)
 
 
 def calibrate_rows(options: Options) -> None:

@@ -89,6 +89,25 @@ def test_several_slices_are_columns(plan, capsys: pytest.CaptureFixture):
     assert [part.splitlines()[0][-5:].strip() for part in parts] == ["v3-8", "v5e-8"]
 
 
+def test_counts_of_a_topology(capsys: pytest.CaptureFixture):
+    """Two own blocks, then A B A B: which parts blocks share, and which they own."""
+    config = "configs/language_model.py:tiny,attention=full,norms=tied,loop=2+2x2"
+    command = ["--counts", config, "--vocab_size=256"]
+    assert import_file(str(ROOT / "scripts/plan.py")).main([*command, "--json"]) == 0
+    ((name, rows),) = json.loads(capsys.readouterr().out).items()
+    assert name == config
+    blocks = {row["part"].removeprefix("encoder/"): row["blocks"] for row in rows}
+    assert blocks["block_00_attention"] == [0] and blocks["embedding"] == []
+    assert blocks["core_0_0_attention"] == blocks["core_0_0_norm_ffn"] == [2, 4]
+    assert blocks["core_0_1_attention"] == [3, 5]
+    assert import_file(str(ROOT / "scripts/plan.py")).main(command) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == f"{config}: {sum(row['params'] for row in rows):,} parameters"
+    runs = {line.split()[0]: line.split()[2:] for line in lines}
+    assert runs["encoder/core_0_0_attention"] == ["2", "4"] and runs["embedding"] == []
+    assert runs["encoder/block_*_mlp"] == ["0", "1,", "one", "in", "each"]
+
+
 def test_counts(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
     """One row stands for all; it needs no compiler. A row is shown before the next is counted."""
     for rows in ("PRETRAINING", "TEXT", "LANGUAGE", "LOOPED"):

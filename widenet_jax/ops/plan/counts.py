@@ -1,13 +1,17 @@
-"""Parameter counts of every row of the papers' tables, with the printed figures."""
+"""Parameter counts: of the parts of a config's model, and of every row of the papers' tables."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from widenet_jax.config.files import configs_module
+from widenet_jax.data.contract import DataInfo
+from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.nn.build import (
     build_model,
     count_parameters,
@@ -15,8 +19,10 @@ from widenet_jax.nn.build import (
     parameter_shapes,
     traced_once,
 )
-from widenet_jax.nn.loop import Loop
+from widenet_jax.nn.loop import Loop, places_of
 from widenet_jax.ops.plan import printed
+from widenet_jax.param_names import split_block_part
+from widenet_jax.run.tables import text_table
 from widenet_jax.typing import Shapes
 
 model_section = configs_module("variants").model_section
@@ -53,6 +59,48 @@ def count_rows() -> Iterator[dict[str, Any]]:
         yield from map(text_row, printed.TEXT)
         yield from map(language_row, printed.LANGUAGE)
         yield from map(looped_row, printed.LOOPED)
+
+
+def part_rows(config: ConfigDict, data: DataInfo) -> list[dict[str, Any]]:
+    """Counts the parameters of a config's model part by part.
+
+    Returns:
+      {part, params, blocks} for each part; `blocks` are those that run it, [] outside the stack.
+
+    Raises:
+      BadInputError: the config contradicts itself or the data.
+    """
+    task = build_task(config, data)
+    model = build_model(config.model, **task.model_fields)
+    places, rows = places_of(model.steps()), []
+    for name, params in parameter_shapes(model, input_spec(task)).items():
+        if isinstance(params, Mapping) and params.keys() & places.keys():
+            found = {part: (of, places.get(part, [])) for part, of in params.items()}
+        else:
+            found = {"": (params, [])}
+        rows += [
+            {"part": f"{name}/{part}".rstrip("/"), "params": count_parameters(of), "blocks": blocks}
+            for part, (of, blocks) in found.items()
+        ]
+    return rows
+
+
+def parts_table(name: str, rows: list[dict[str, Any]]) -> str:
+    """Formats `part_rows` for people; parts of the same kind that blocks own are one line."""
+    kinds = defaultdict(list)
+    for row in rows:
+        stack, _, part = row["part"].rpartition("/")
+        index, kind = split_block_part(part)
+        kinds[row["part"] if index is None else f"{stack}/block_*_{kind}"].append(row)
+    lines = [("part", "parameters", "runs in blocks")]
+    for kind, parts in kinds.items():
+        blocks = " ".join(str(block) for part in parts for block in part["blocks"])
+        several = len(parts) > 1
+        blocks += ", one in each" if several else ""
+        params = sum(part["params"] for part in parts)
+        lines.append((kind if several else parts[0]["part"], f"{params:,}", blocks))
+    total = sum(row["params"] for row in rows)
+    return f"{name}: {total:,} parameters\n{text_table(lines)}"
 
 
 def row_of(
