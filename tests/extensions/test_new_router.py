@@ -114,10 +114,29 @@ def test_a_file_that_cannot_be_imported(
 
 
 def test_which_config_files_are_remembered():
-    assert imports.registers_parts(FILE.read_text())
+    assert imports.registers_parts(FILE)
     experiments = {file.name for file in (ROOT / "configs").glob("*.py")} - NO_EXPERIMENTS
     for file in (ROOT / "configs" / name for name in experiments):
-        assert not imports.registers_parts(file.read_text()), file
+        assert not imports.registers_parts(file), file
+
+
+def test_a_file_beside_a_config_file_counts_as_part_of_it(tmp_path: Path):
+    """my.py has its parts from helper.py, which has a number from numbers.py."""
+    (tmp_path / "my.py").write_text(
+        "from configs import digits, helper\ndef get_config():\n    return digits.get_config()\n"
+    )
+    helper = "from configs import numbers\nfrom widenet_jax.nn.moe.routers import ROUTERS\n"
+    (tmp_path / "helper.py").write_text(helper)
+    seen = []
+    for number in (1, 2):
+        (tmp_path / "numbers.py").write_text(f"NUMBER = {number}\n")
+        config = load_config(str(tmp_path / "my.py"))
+        (record,) = config.imports
+        assert record.endswith(f" {tmp_path / 'my.py'}")
+        seen.append(record)
+    assert seen[0] != seen[1]
+    with pytest.raises(BadInputError, match="has changed since, or a file that it imports"):
+        imports.import_remembered({"imports": [seen[0]]}, "runs/mine")
 
 
 def test_a_field_without_a_default_must_be_given(run: Path):

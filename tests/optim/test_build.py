@@ -199,6 +199,32 @@ def test_an_optimizer_of_the_users(monkeypatch: pytest.MonkeyPatch):
     found = train(tx, [jax.tree.map(jnp.ones_like, PARAMS)])
     np.testing.assert_allclose(found["head"]["kernel"], [[1 - 0.1 - 0.05, -2 - 0.1 + 0.1]], 1e-6)
     np.testing.assert_allclose(found["norm"]["scale"], [0.9, 1.9], 1e-6)
-    monkeypatch.setitem(OPTIMIZERS, "lion", lambda *_: None)
-    with pytest.raises(BadInputError, match="name=lion: its function returns NoneType; return an"):
-        build(section("lion"))
+
+
+def own(init, update):
+    return lambda *_: optax.GradientTransformation(init, update)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda *_: None, "function returns NoneType; return an optax.GradientTransformation"),
+        (lambda section: optax.sgd(1.0), "function fails: TypeError: .*takes 1 positional"),
+        (lambda section, *_: section["beta3"], "function fails: KeyError: .*beta3"),
+        (own(lambda p: {"name": "mine"}, None), "init fails: TypeError: .*type <class 'str'>"),
+        (own(lambda p: (), lambda g, s, p: None), r"update must return \(updates, state\)"),
+        (own(lambda p: (), lambda g, s, p, *, value: (g, s)), "update fails: TypeError: .*'value'"),
+        (
+            own(lambda p: (), lambda g, s, p: (g["head"], s)),
+            "update returns updates of another structure",
+        ),
+        (
+            own(lambda p: {"n": jnp.int32(0)}, lambda g, s, p: (g, {"n": s["n"] + 0.5})),
+            r"update changes state\['n'\] from int32\[\] to float32\[\]",
+        ),
+    ],
+)
+def test_an_optimizer_that_no_step_can_run(make, words, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(OPTIMIZERS, "mine", make)
+    with pytest.raises(BadInputError, match=f"name=mine: its {words}"):
+        build(section("mine"))

@@ -5,7 +5,7 @@ import pytest
 
 from widenet_jax.run.intervals import (
     accuracy_interval,
-    bootstrap_balanced,
+    balanced_interval,
     bootstrap_mean,
     interval_text,
     mean_over_seeds,
@@ -41,8 +41,14 @@ def test_bootstrap():
     low, high = bootstrap_mean(values)
     error = 1.96 * values.std() / 20
     assert (low, high) == pytest.approx((values.mean() - error, values.mean() + error), abs=0.015)
-    # Two classes of 100 and 4 examples: the small one's share varies most.
-    low, high = bootstrap_balanced(np.array([90, 2]), np.array([100, 4]))
-    assert low < 0.5 < 0.7 < 0.9 < high < 1
-    assert bootstrap_balanced(np.array([5, 7]), np.array([5, 7])) == (1.0, 1.0)
     assert interval_text((0.1, 0.25), percent=False) == " (95%: 0.1000 to 0.2500)"
+
+
+def test_balanced_accuracy_of_few_examples():
+    """2 of 2 right and 0 of 2: Wilson has 0.3424 to 1 and 0 to 0.6576, hence 1/2 +- 0.6576 / 2."""
+    found = balanced_interval(np.array([2, 0]), np.array([2, 2]))
+    assert found == pytest.approx((0.1712, 0.8288), abs=1e-4)
+    # Two classes of 100 and 4 examples: the small one's share varies most.
+    low, high = balanced_interval(np.array([90, 2]), np.array([100, 4]))
+    assert low < 0.53 < 0.7 < 0.87 < high < 0.9
+    assert balanced_interval(np.array([7]), np.array([9])) == pytest.approx(wilson(7 / 9, 9))

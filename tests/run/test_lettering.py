@@ -80,7 +80,7 @@ def test_letters_that_no_font_has_are_one_line(fonts, tmp_path: Path, capsys):
         draw(f"a{NOWHERE * 3} {number}", tmp_path / "a.png")
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert f"no font here draws {NOWHERE} (characters: 1)" in err and "[fonts]" in err
+    assert f"no font here draws the characters {NOWHERE} (in all 1)" in err and "[fonts]" in err
 
 
 def test_a_package_of_fonts_is_found_without_importing_it(fonts, tmp_path: Path, monkeypatch):

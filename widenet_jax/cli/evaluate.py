@@ -130,7 +130,7 @@ def evaluate_classifier(
     shares = ("top_1", "top_5", "balanced_accuracy")
     loss = interval_text(intervals["cross_entropy"], percent=False)
     return [
-        (unit, f"{result[unit]:,}"),
+        (unit, f"{result[unit]:,} {getattr(source, 'part_of', '')}".strip()),
         *(
             (
                 name.replace("top_", "top-").replace("_", " "),

@@ -47,7 +47,7 @@ def load_config(text: str) -> ConfigDict:
         raise BadInputError(f"--config={text}: {place_of(error, path)}") from error
     if not isinstance(config, ConfigDict):
         raise BadInputError(f"--config={text}: its get_config() must return a ConfigDict")
-    if registers_parts(Path(path).read_text()):
+    if registers_parts(Path(path)):
         remember(config, [path])
     return config
 

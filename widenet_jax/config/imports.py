@@ -1,10 +1,12 @@
 """Python files that register parts of their own: tasks, routers, attention, optimizers.
 
 A file is imported by `--import=FILE`, or it is the config file itself. A run remembers it in
-`config.imports`, with its hash, so that a command that opens the run imports the file again.
+`config.imports`, with its hash, so that a command that opens the run imports the file again. The
+hash covers the files beside it that it imports from `configs`.
 """
 
 import ast
+import hashlib
 import importlib.util
 import re
 import sys
@@ -71,7 +73,7 @@ def import_once(path: str, named_by: str) -> None:
     file = Path(path).expanduser().resolve()
     if not (file.suffix == ".py" and file.is_file()):
         raise BadInputError(f"{named_by}: there is no Python file {str(file)!r}")
-    digest = file_sha256(file)
+    digest = digest_of(file)
     if IMPORTED.get(str(file)) == digest:
         return
     name = f"imported_{file.stem}"
@@ -92,10 +94,32 @@ def import_once(path: str, named_by: str) -> None:
     IMPORTED[str(file)] = digest
 
 
+def digest_of(file: Path) -> str:
+    """Returns the SHA-256 of a file; of all digests where files beside it belong to it."""
+    digests = [file_sha256(one) for one in with_files_beside(file)]
+    return (
+        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    )
+
+
+def with_files_beside(file: Path) -> list[Path]:
+    """Returns a file, and the files beside it that it imports from `configs`, and that those do."""
+    found = [file]
+    for one in found:
+        try:
+            names = imported_names(one.read_text())
+        except (SyntaxError, UnicodeDecodeError):
+            continue  # importing it says so
+        beside = [file.with_name(f"{name.split('.')[1]}.py") for name in sorted(names)
+                  if name.startswith("configs.")]  # fmt: skip
+        found += [other for other in beside if other.is_file() and other not in found]
+    return found
+
+
 def remember(config: ConfigDict, paths: Sequence[str]) -> None:
     """Adds files to `config.imports`, each as "sha256:HASH PATH"."""
     files = [Path(path).expanduser().resolve() for path in paths]
-    records = [f"sha256:{file_sha256(file)} {file}" for file in files]
+    records = [f"sha256:{digest_of(file)} {file}" for file in files]
     if records:
         with config.unlocked():
             config.imports = (*config.get("imports", ()), *records)
@@ -119,8 +143,8 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
         if digest in IMPORTED.values() or Path(path).name in NAMED:
             continue
         there = Path(path).is_file()
-        if not there or file_sha256(Path(path)) != digest:
-            problem = "has changed since" if there else "is not there"
+        if not there or digest_of(Path(path)) != digest:
+            problem = "has changed since, or a file that it imports," if there else "is not there"
             advice = f"--import={path if there else f'FILE/{Path(path).name}'}"
             raise BadInputError(
                 f"{place} needs {path}, which registered parts of its model or task and {problem}; "
@@ -129,15 +153,21 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
         import_once(path, f"{place} needs {path}")
 
 
-def registers_parts(source: str) -> bool:
-    """Returns whether the code of a config file imports anything that it could add parts to."""
+def registers_parts(file: Path) -> bool:
+    """Returns whether a config file, or one beside it that it imports, can add parts."""
+    names = {name for one in with_files_beside(file) for name in imported_names(one.read_text())}
+    return any(name.startswith("widenet_jax") and not name.startswith(PLAIN) for name in names)
+
+
+def imported_names(source: str) -> set[str]:
+    """Returns the modules that code imports, and what it takes from them: {"configs.digits"}."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return any(name.startswith("widenet_jax") and not name.startswith(PLAIN) for name in names)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def place_of(error: Exception, path: str) -> str:

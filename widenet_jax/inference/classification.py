@@ -14,7 +14,7 @@ from widenet_jax.data.contract import Source
 from widenet_jax.inference.over_source import open_source, totals_over_source
 from widenet_jax.losses import softmax_cross_entropy
 from widenet_jax.run.figures import PALETTE, save, subplots, write_in_cells
-from widenet_jax.run.intervals import bootstrap_balanced, bootstrap_mean, wilson
+from widenet_jax.run.intervals import balanced_interval, bootstrap_mean, wilson
 from widenet_jax.run.tables import csv_text
 from widenet_jax.step import forward
 from widenet_jax.task import Evaluation
@@ -47,7 +47,7 @@ class Accuracy:
 
         "top_5" is left out where there are no more than 5 classes. "per_class" is the top-1
         accuracy of every class that has examples, "balanced_accuracy" its mean over these classes.
-        "intervals" has the 95% interval of every metric, by Wilson or by bootstrap.
+        "intervals" has the 95% interval of every metric, by Wilson, or of the loss by bootstrap.
         """
         counts, right = self.confusion.sum(axis=1), np.diag(self.confusion)
         n, present = int(counts.sum()), counts > 0
@@ -57,7 +57,7 @@ class Accuracy:
             shares[f"top_{TOP}"] = float(self.in_top.sum() / n)
         intervals = {name: wilson(share, n) for name, share in shares.items()}
         right, counts = right[present], counts[present]
-        intervals["balanced_accuracy"] = bootstrap_balanced(right, counts)
+        intervals["balanced_accuracy"] = balanced_interval(right, counts)
         intervals["cross_entropy"] = bootstrap_mean(self.losses)
         return {
             unit: n,

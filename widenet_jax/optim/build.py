@@ -39,7 +39,7 @@ from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
 from widenet_jax.config.fields import check_numbers
 from widenet_jax.config.files import configs_module
-from widenet_jax.errors import BadInputError, check_fields, choose, nearest
+from widenet_jax.errors import BadInputError, check_fields, choose, first_line, nearest
 from widenet_jax.specs import parts
 from widenet_jax.typing import Array, PyTree
 
@@ -86,15 +86,52 @@ def build_optimizer(
     exclude = _exclusions(optimizer, params_or_shapes)
     norm = optimizer["grad_clip_norm"]
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
-    made = make(optimizer, schedule, exclude)
-    if not (hasattr(made, "init") and hasattr(made, "update")):
-        raise BadInputError(
-            f"{WHERE}.name={optimizer['name']}: its function returns {type(made).__name__}; return "
-            "an optax.GradientTransformation"
-        )
+    if make.__module__ == __name__:
+        made = make(optimizer, schedule, exclude)
+    else:
+        build = partial(make, optimizer, schedule, exclude)
+        made = build_own(build, params_or_shapes, place=f"{WHERE}.name={optimizer['name']}")
     tx = optax.chain(clip, made)
     factors = partial(update_factors, section=optimizer, depth=depth, places=places)
     return _of_parts(optimizer, tx, factors, params_or_shapes), schedule
+
+
+def build_own(build: Callable[[], Any], params: PyTree, *, place: str) -> Transformation:
+    """Builds a user's own optimizer, and traces an update, without computing it.
+
+    Raises:
+      BadInputError: it fails, or is none that a step can run.
+    """
+
+    def tried(what: str, run: Callable, *args: Any) -> Any:
+        try:
+            return run(*args)
+        except Exception as error:
+            raise BadInputError(
+                f"{place}: its {what} fails: {type(error).__name__}: {first_line(error)}"
+            ) from error
+
+    made = tried("function", build)
+    if not (hasattr(made, "init") and hasattr(made, "update")):
+        raise BadInputError(
+            f"{place}: its function returns {type(made).__name__}; return an "
+            "optax.GradientTransformation"
+        )
+    state = tried("init", jax.eval_shape, made.init, params)
+    found = tried("update", jax.eval_shape, made.update, params, state, params)
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise BadInputError(f"{place}: its update must return (updates, state)")
+    for name, of, before in zip(("updates", "state"), found, (params, state), strict=True):
+        if jax.tree.structure(of) != jax.tree.structure(before):
+            raise BadInputError(f"{place}: its update returns {name} of another structure")
+        old, new = map(jax.tree_util.tree_leaves_with_path, (before, of))
+        for (path, was), (_, now) in zip(old, new, strict=True):
+            if was.shape != now.shape or (name == "state" and was.dtype != now.dtype):
+                raise BadInputError(
+                    f"{place}: its update changes {name}{jax.tree_util.keystr(path)} from "
+                    f"{was.dtype}{list(was.shape)} to {now.dtype}{list(now.shape)}"
+                )
+    return made
 
 
 def build_learning_rate(optimizer: Mapping[str, Any], **run: int) -> optax.Schedule:
@@ -177,7 +214,9 @@ def _muon(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Tr
 
 # Name -> f(section, schedule, exclude), an optax transformation from gradients to what is added to
 # the parameters: `section` is config.optimizer, whose fields stand in configs/defaults.py; the
-# learning rate as a function of the step, its sign and the weight decay (`decay_mask`) are f's.
+# learning rate as a function of the step, its sign and the weight decay (`decay_mask`) are f's. Its
+# update gets gradients, state and parameters, no loss; its state keeps its dtypes; and evaluation
+# uses the parameters themselves, or their average (`ema_decay`).
 OPTIMIZERS: dict[str, Callable] = {"lamb": _lamb, "sgd": _sgd, "adamw": _adamw, "muon": _muon}
 
 

@@ -326,7 +326,7 @@ def families_for(letters: frozenset[str]) -> list[str]:
     if lacking and not TOLD:
         TOLD.append(lacking)
         print(
-            f"warning: no font here draws {''.join(sorted(lacking))[:12]} (characters: "
+            f"warning: no font here draws the characters {' '.join(sorted(lacking)[:12])} (in all "
             f"{len(lacking)}), so that pictures have boxes instead; install a font of that script, "
             "such as Noto Sans (pip install -e '.[fonts]' brings Japanese)",
             file=sys.stderr,

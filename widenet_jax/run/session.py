@@ -49,8 +49,8 @@ from widenet_jax.step import TrainState, precision_of
 from widenet_jax.typing import Array, Inputs, PyTree
 
 ADVICE = (
-    "--config.on_nonfinite=skip skips such updates; in a new --workdir a lower "
-    "config.optimizer.learning_rate or a longer config.optimizer.warmup may help"
+    "In a new --workdir a lower config.optimizer.learning_rate or a longer config.optimizer.warmup "
+    "may help"
 )
 
 
@@ -270,6 +270,8 @@ class Session:
             replay = f"The state could not be kept for a replay: {error}"
         if allowed:
             what += f", one more than config.max_skipped_updates={allowed} allows"
+        else:
+            replay += ". --config.on_nonfinite=skip skips such updates"
         raise RunFailedError(
             f"{what}, in the batch of training {self.experiment.task.unit} {listed}; earlier "
             f"checkpoints are kept. {replay}. {ADVICE}"

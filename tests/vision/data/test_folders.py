@@ -199,6 +199,7 @@ def test_where_a_small_class_has_no_image_in_a_part_advice_is_given(tmp_path):
     line = overview((("train", data.train), ("val", data.eval)), "images")
     advice = f"or divide the images yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS"
     assert "none of bee; set another --config.data.eval_fraction" in line and line.endswith(advice)
+    assert data.eval.part_of == "of 44: --config.data.eval_fraction=0.1 divides them, 1 takes all"
     config.data.eval_fraction = 1.0
     with pytest.raises(BadInputError, match="split train has no image; set another"):
         open_data(config)

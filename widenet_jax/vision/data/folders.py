@@ -128,6 +128,11 @@ class ImageFolder(LabelledImages):
         counts = [len(images) for images in chosen]
         if divided and not all(counts):
             self.split_advice = holdout.split_advice(root)
+        if divided and holdout.fraction < 1:
+            total = sum(len(images) for images, _ in found.values())
+            self.part_of = (
+                f"of {total:,}: --{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
+            )
         self.record_labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self.left_out = Counter(kind for name, kind in others.items() if inside(name))
 
