@@ -7,6 +7,7 @@ import pytest
 
 from widenet_jax.papers import contrasts
 from widenet_jax.papers.experiments import EXPERIMENTS, METRICS, PaperExperiment
+from widenet_jax.run.intervals import holm
 
 ROWS = [
     {"label": "a", "by_seed": {0: 2.0, 1: 3.0, 2: 5.0}},
@@ -34,10 +35,10 @@ def test_seeds_are_paired():
 
 def test_p_values_are_corrected():
     """0.01 of four becomes 0.04, 0.02 of three 0.06, 0.03 of two at least what those before are."""
-    assert contrasts.holm([0.03, 0.01, math.nan, 0.02]) == pytest.approx(
+    assert holm([0.03, 0.01, math.nan, 0.02]) == pytest.approx(
         [0.06, 0.04, math.nan, 0.06], nan_ok=True
     )
-    assert contrasts.holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
 
 
 def test_verdicts():

@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy import stats
-
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.run.figures import PALETTE, save, subplots
-from widenet_jax.run.intervals import Interval, mean_over_seeds
+from widenet_jax.run.intervals import Interval, holm, mean_over_seeds, p_of
 from widenet_jax.run.tables import table_of
 
 SIGNIFICANT = 0.05
@@ -91,26 +88,6 @@ def contrasts_of(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]])
         for (label, of), p in zip(values.items(), corrected, strict=True)
         for margin in [experiment.margin]
     ]
-
-
-def p_of(values: Sequence[float], mean: float, alternative: str) -> float:
-    """Returns the p of a t-test of the values against a mean; NaN where they do not vary."""
-    if len(values) < 2 or not np.std(values):
-        return math.nan
-    return float(stats.ttest_1samp(values, mean, alternative=alternative).pvalue)
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Returns p corrected for their number (Holm 1979): the least times n, the next n - 1, ...
-
-    A NaN, of a contrast that waits for its runs, stays and counts.
-    """
-    order = [i for i in np.argsort(p) if not math.isnan(p[i])]
-    corrected, highest = list(p), 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(p) - rank) * p[i]))
-        corrected[i] = highest
-    return corrected
 
 
 def markdown(experiment: PaperExperiment, found: Sequence[Found]) -> str:

@@ -1,4 +1,4 @@
-"""95% intervals of metrics: over the examples of a set, or of the mean over seeds."""
+"""95% intervals of metrics, over the examples of a set or of the mean over seeds; and tests."""
 
 import math
 import statistics
@@ -48,6 +48,28 @@ def mean_over_seeds(values: Sequence[float]) -> Interval:
     n, mean = len(values), statistics.fmean(values)
     half = special.stdtrit(n - 1, 0.975) * statistics.stdev(values) / math.sqrt(n)
     return float(mean - half), float(mean + half)
+
+
+def p_of(values: Sequence[float], mean: float, alternative: str) -> float:
+    """Returns the p of a t-test of the values against a mean; NaN where they do not vary."""
+    if len(values) < 2 or not np.std(values):
+        return math.nan
+    from scipy import stats  # takes long to import
+
+    return float(stats.ttest_1samp(values, mean, alternative=alternative).pvalue)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Returns p corrected for their number (Holm 1979): the least times n, the next n - 1, ...
+
+    A NaN, of a contrast that waits for its runs, stays and counts.
+    """
+    order = [i for i in np.argsort(p) if not math.isnan(p[i])]
+    corrected, highest = list(p), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(p) - rank) * p[i]))
+        corrected[i] = highest
+    return corrected
 
 
 def bootstrap_mean(values: np.ndarray) -> Interval:

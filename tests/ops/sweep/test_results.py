@@ -80,6 +80,24 @@ def test_means_over_seeds(outcomes, directory):
     assert over_seeds.splitlines()[3].endswith("-0.6706 to 1.871")
 
 
+def test_differences_are_paired_by_seed(directory):
+    """0.9 to 0.92 and 0.3 to 0.34: 0.03, 12.706 standard errors of 0.01; t = 3, p = 0.2048."""
+    outcomes = outcomes_of("configs/digits.py", "accuracy", directory, (0.9, 0.3, 0.92, 0.34))
+    results = Results(outcomes, directory)
+    (row,) = results.differences()
+    assert row == {
+        "model.mlp_dim": 2,
+        "seeds": 2,
+        "difference": pytest.approx(0.03),
+        "interval": pytest.approx((-0.09706, 0.15706), abs=1e-4),
+        "p": pytest.approx(0.2048, abs=1e-3),
+    }
+    table = results.report().split("\n\n")[2].splitlines()
+    assert table[0].startswith("differences from the first setting, paired by seed")
+    assert table[2].split() == ["2", "2", "0.03", "-0.09706", "to", "0.1571", "0.2048"]
+    assert Results(outcomes[:3], directory).differences() == []  # one seed in common
+
+
 def test_the_best_setting_has_the_best_mean_over_seeds(directory):
     """Depth 1 has the best trial, 0.9, and the mean 0.6; depth 2 has the mean 0.75."""
     outcomes = outcomes_of("configs/digits.py", "accuracy", directory, (0.9, 0.3, 0.7, 0.8))

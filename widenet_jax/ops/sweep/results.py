@@ -11,7 +11,7 @@ from widenet_jax.files import write_text
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status
 from widenet_jax.run.figures import PALETTE, draw_learning_curves, save, subplots
-from widenet_jax.run.intervals import Interval, accuracy_interval, mean_over_seeds
+from widenet_jax.run.intervals import Interval, accuracy_interval, holm, mean_over_seeds, p_of
 from widenet_jax.run.tables import csv_text, text_table
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
@@ -89,12 +89,39 @@ class Results:
             means.append(row)
         return self.best_first(means, "mean")
 
+    def differences(self) -> list[dict[str, Any]]:
+        """Compares the settings with the first one of the sweep, paired by seed.
+
+        Returns:
+          A row for each other setting: its fields, the number of `seeds` that both have, the mean
+          `difference`, its 95% `interval`, and `p` of a t-test against 0, corrected for the number
+          of rows (Holm). Empty without two seeds in common.
+        """
+        others = [name for name in self.fields if name != SEED]
+        groups: dict[tuple, dict[Any, float]] = {}
+        for outcome in self.outcomes if SEED in self.fields else ():
+            settings = outcome.trial.settings
+            of = groups.setdefault(tuple(settings.get(name) for name in others), {})
+            if outcome.status == Status.DONE:
+                of[settings.get(SEED)] = outcome.result[self.metric]
+        rows, tests = [], []
+        first = next(iter(groups.values()), {})
+        for key, values in list(groups.items())[1:]:
+            found = [values[seed] - first[seed] for seed in values.keys() & first.keys()]
+            if len(found) > 1:
+                row = {"seeds": len(found), "difference": statistics.fmean(found)}
+                row |= {"interval": mean_over_seeds(found)}
+                rows.append(dict(zip(others, key, strict=True)) | row)
+                tests.append(p_of(found, 0.0, "two-sided"))
+        return [row | {"p": p} for row, p in zip(rows, holm(tests), strict=True)]
+
     def as_json(self) -> dict[str, Any]:
         """Returns everything as one JSON object."""
         return {
             "primary_metric": self.primary_metric._asdict(),
             "trials": self.rows,
             "over_seeds": self.over_seeds(),
+            "differences": self.differences(),
             "best": self.best(),
             "warning": self.chosen_on_test(),
         }
@@ -138,6 +165,11 @@ class Results:
             rows = [row | {LEVEL: ends(row["interval"])} for row in means]
             columns = [name for name in rows[0] if name != "interval"]
             parts.append("over seeds\n" + table(rows, columns))
+        if found := self.differences():
+            rows = [row | {LEVEL: ends(row["interval"])} for row in found]
+            columns = [name for name in [*found[0], LEVEL] if name not in ("interval", "p")]
+            title = "differences from the first setting, paired by seed (p: t-test, Holm)\n"
+            parts.append(title + table(rows, [*columns, "p"]))
         parts += [
             f"{one.status}: {one.trial.name}, exit code {one.exit_code}: {one.message}\n"
             f"  its whole log: {self.directory.log(one.trial)}"
