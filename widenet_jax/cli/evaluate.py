@@ -80,7 +80,20 @@ def evaluate(options: Options) -> None:
     rows = work(options, trained, result, out)
     if out:
         write_json(out / "evaluation.json", result)
-    show(options, result, text_table([("step", f"{trained.step:,}"), *rows]))
+    rows = [("step", f"{trained.step:,}"), *loop_rows(trained.config.model.loop), *rows]
+    show(options, result, text_table(rows))
+
+
+def loop_rows(section: dict) -> Rows:
+    """Returns how often the groups loop, where that is not as they were trained."""
+    from widenet_jax.nn.loop import Loop
+
+    loop = Loop.of(section)
+    trained = sorted({loops for _, loops in loop.core if loops > 1})
+    if loop.counts.eval in (0, *trained) and len(trained) < 2:
+        return []
+    text = f"{loop.counts.eval}; trained: {' and '.join(map(str, trained))}, {loop.counts.train}"
+    return [("loops", text)] if loop.counts.eval else []
 
 
 def check_predictions(options: Options, spec: "TaskSpec") -> None:

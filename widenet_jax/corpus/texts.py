@@ -11,8 +11,8 @@ from widenet_jax.typing import Array, Shapes
 
 ADVICE = (
     "the model predicts this text no better than one that knows only how frequent its tokens are. "
-    "If it was trained for such text, train longer (config.duration), or with another "
-    "config.optimizer.learning_rate"
+    "If it was trained for such text, and for so many loops if it loops, train longer "
+    "(config.duration), or with another config.optimizer.learning_rate"
 )
 
 

@@ -1,6 +1,7 @@
 """What the loops of a trained model do: their states, their choices of experts, and their number.
 
-A place is a layer of a group of the core; its visits are the blocks that run it, loop by loop.
+A place is a step of a group of the core, "0.2" the third one of the first group; its visits are the
+blocks that run it, loop by loop. A layer that runs twice in a loop (ABA) has two places.
 """
 
 import dataclasses
@@ -184,7 +185,7 @@ def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") ->
     figure.suptitle(title)
     for index, (place, of) in enumerate(places.items()):
         style = {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
-        name = f"layer {place}" if len(places) > 1 else None
+        name = f"place {place}" if len(places) > 1 else None
         after = np.arange(2, len(of["cosine"]) + 2)
         axes[0].plot(after, of["cosine"], label=name, **style)
         if "load_spread" not in of:
@@ -192,8 +193,9 @@ def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") ->
         axes[2].plot(range(1, len(of["load_spread"]) + 1), of["load_spread"], label=name, **style)
         axes[2].axhline(of["load_spread_of_all"], color=style["color"], ls="--", lw=1)
         axes[3].plot(after, of["first_changes"], label=name, **style)
-        axes[3].plot(after, of["first_changes_by_chance"], color=style["color"], ls=":")
-        axes[3].plot(after, of["all_change"], ls="--", **style, ms=4)
+        chance = style | {"marker": "_", "ms": 14}
+        axes[3].plot(after, of["first_changes_by_chance"], ls=":", **chance)
+        axes[3].plot(after, of["all_change"], ls="--", mfc="white", **style)
     axes[0].set(xlabel="loop", ylabel="cosine", title="a token's state and that a loop before")
     draw_losses(axes[1], found)
     if routed:
@@ -201,14 +203,14 @@ def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") ->
         axes[2].set_ylim(bottom=0)
         axes[2].plot([], [], "--", color="grey", label="all loops together")
         axes[3].set(xlabel="loop", ylabel="share of the tokens", title="other experts than before")
-        axes[3].plot([], [], "-", color="grey", label="another first choice")
-        axes[3].plot([], [], ":", color="grey", label="the same by chance")
-        axes[3].plot([], [], "--", color="grey", label="no expert in common")
+        axes[3].plot([], [], "o-", color="grey", label="another first choice")
+        axes[3].plot([], [], "_:", color="grey", ms=14, label="the same by chance")
+        axes[3].plot([], [], "o--", color="grey", mfc="white", label="no expert in common")
         axes[3].set_ylim(0, 1.02)
     for axis in axes:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8)
+            axis.legend(fontsize=8, loc="best", framealpha=0.5)
     save(figure, out)
 
 

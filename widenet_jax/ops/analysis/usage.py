@@ -186,7 +186,7 @@ def usage_sums(
     """
     inputs = trained.task.inputs(batch)
     outputs, routing = token_routing(trained.model, params, inputs)
-    L, B, T, _ = routing.expert_index.shape
+    L, B, T, K = routing.expert_index.shape
     E = routing.router_probs.shape[-1]
     mask = real_token_mask(batch, inputs, (B, T))
     if is_text(trained):
@@ -204,6 +204,7 @@ def usage_sums(
     return outputs, {
         "sent": jnp.zeros((L, V, E)).at[:, each].add(pairs.sum(axis=3)),
         "dropped": (pairs * routing.dropped[..., None]).sum(axis=(1, 2, 3, 4)),
+        "pairs": K * mask.sum(),
         "importance": (pairs * routing.gate[..., None]).sum(axis=(1, 2, 3)),
         "entropy": (token_entropy * mask).sum(axis=(1, 2)),
         "tokens": mask.sum(),
