@@ -162,7 +162,7 @@ def relative_layer(
         return call(module.apply, variables, *arrays)[0]
 
     variables = jax.eval_shape(partial(call, module.init), jax.random.key(0), x, x, seen)
-    with patch.multiple(relative, **parts):
+    with patch.multiple(relative, **{"attend": relative.attend} | parts):
         return milliseconds(topology, run, variables, x, x, seen)
 
 
