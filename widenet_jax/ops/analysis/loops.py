@@ -207,10 +207,11 @@ def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") ->
         axes[3].plot([], [], "_:", color="grey", ms=14, label="the same by chance")
         axes[3].plot([], [], "o--", color="grey", mfc="white", label="no expert in common")
         axes[3].set_ylim(0, 1.02)
+        axes[3].legend(fontsize=8, loc="lower center", ncols=2)  # where no share is
     for axis in axes:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8, loc="best", framealpha=0.5)
+        if axis.get_legend_handles_labels()[0] and not axis.get_legend():
+            axis.legend(fontsize=8)
     save(figure, out)
 
 
