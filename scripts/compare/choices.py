@@ -41,16 +41,6 @@ def hashed_mask(words: dense.Words, rate: float) -> Array:
     return x >= jnp.int32(round(rate * 2**32) - 2**31)
 
 
-def key_alone(key: Array, rows: tuple[int, ...], columns: int) -> Array:
-    """What `drawn_drop` draws from."""
-    return key
-
-
-def drawn_drop(x: Array, key: Array, rate: float) -> Array:
-    """Dropout by JAX's generator."""
-    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
-
-
 def plain_gelu(x: Array) -> Array:
     """GELU with JAX's derivative."""
     return jax.nn.gelu(x.astype(jnp.float32)).astype(x.dtype)
@@ -73,7 +63,6 @@ CHOICES = {
     "as it is": ({}, []),
     "LayerNorm in two passes": ({}, [patch.dict(NORMS, layer=TWO_PASSES)]),
     "dropout by a hash of two products": ({}, [patch.object(dense, "keep_mask", hashed_mask)]),
-    "dropout by threefry": ({}, [patch.multiple(dense, draw_words=key_alone, drop=drawn_drop)]),
     "JAX's derivative of GELU": ({}, [patch.dict(ACTIVATIONS, gelu_tanh=plain_gelu)]),
     "q, k, v by one product": ({}, [patch.dict(ATTENTIONS, full=OneProduct)]),
     "`sharding.fsdp=1`": ({"sharding.fsdp": 1}, []),
