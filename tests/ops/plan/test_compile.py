@@ -57,6 +57,24 @@ def test_a_small_step_for_eight_tpu_cores(tmp_path: Path):
 
 
 @needs_libtpu
+def test_what_a_stored_step_is_found_by(monkeypatch: pytest.MonkeyPatch):
+    """The program, the scopes of its operations, the slice, and the code that reads schedules."""
+
+    def key(number: float = 2.0, scope: str = "router", tpu: str = "v3-8") -> str:
+        def step(x):
+            with jax.named_scope(scope):
+                return x * number
+
+        lowered = jax.jit(step).lower(jax.ShapeDtypeStruct((8,), jax.numpy.float32))
+        return planning.fingerprint(lowered, parse_topology(tpu))
+
+    found = {key(), key(number=3.0), key(scope="experts"), key(tpu="v3-16")}
+    assert key() in found and len(found) == 4
+    monkeypatch.setattr(planning, "file_sha256", lambda file: f"another {file.name}")
+    assert key() not in found
+
+
+@needs_libtpu
 @pytest.mark.parametrize(
     "name",
     [

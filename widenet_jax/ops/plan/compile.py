@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
-from widenet_jax.files import write_bytes
+from widenet_jax.files import file_sha256, write_bytes
 from widenet_jax.ops.plan.schedule import (
     Schedule,
     Schedules,
@@ -184,14 +184,18 @@ def final_program(dump: Path) -> str:
 
 
 def fingerprint(lowered: Any, topology: Topology) -> str:
-    """Hashes what determines a stored step: program, slice, versions, flags, stored fields."""
+    """Hashes what determines a stored step: program, slice, versions, flags, how it is read."""
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
-    kept = CompiledStep.__dataclass_fields__
+    kept = [*CompiledStep.__dataclass_fields__]
+    kept.append(file_sha256(Path(__file__).with_name("schedule.py")))
     flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
     # Where schedules are dumped is each process's own.
     flags = [flag for flag in flags.split() if not flag.startswith("--xla_jf_dump_")]
     about = [topology.layout, topology.chip.config, *versions, *flags, *kept]
-    text = "\n".join([lowered.as_text(), *about])
+    # Scopes tell the parts of a step. They stand among the locations, of which files, lines and
+    # callers differ between processes.
+    scopes = set(re.findall(r'loc\("(jit\([^"]*)"\(', lowered.as_text(debug_info=True)))
+    text = "\n".join([lowered.as_text(), *sorted(scopes), *about])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
