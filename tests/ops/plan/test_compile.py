@@ -128,6 +128,18 @@ def test_the_program_is_the_largest_that_was_written(tmp_path: Path):
     assert planning.final_program(tmp_path) == "the step"
 
 
+def test_a_program_without_schedules():
+    """As libtpu leaves it if JAX loaded it before the plan set its flags."""
+
+    class Lowered:
+        def compile(self, compiler_options: dict):
+            dump = Path(compiler_options["xla_dump_to"])
+            (dump / "module_0000.jit_step.after_codegen.txt").write_text("the step")
+
+    with pytest.raises(BadInputError, match="libtpu wrote no schedules"):
+        planning.compile_lowered(Lowered())
+
+
 @needs_libtpu
 def test_memory_that_a_step_would_need():
     """192 GiB of arguments and 192 GiB of results on one v3 core."""

@@ -145,7 +145,7 @@ def compile_lowered(lowered: Any) -> CompiledStep:
 
     Raises:
       BadInputError: the compiler fails for another reason than memory, or does not write its
-        program.
+        program or its schedules.
     """
     start = time.perf_counter()
     # Keep the step out of JAX's compilation cache, which cannot load TPU programs without a TPU.
@@ -162,6 +162,11 @@ def compile_lowered(lowered: Any) -> CompiledStep:
     finally:
         jax.config.update(threshold, before)
         schedules = take_schedules()
+    if not schedules:  # every instruction would be guessed
+        raise BadInputError(
+            "libtpu wrote no schedules: JAX loaded it before the plan set its flags (call "
+            "tpu_devices first), or it is another version: pip install -e '.[plan]'"
+        )
     peak = peak_bytes(compiled.memory_analysis())
     return CompiledStep(hlo, schedules, True, peak, time.perf_counter() - start)
 
