@@ -269,6 +269,16 @@ def test_collectives_are_priced_separately_by_bytes_in_a_ring():
         assert found["c"].ms == 0
 
 
+def test_a_collective_of_several_arrays_that_starts():
+    """An eighth of 4 MB and of 8 MB are gathered; the operands stand in the result too."""
+    small, large = ("(f32[125000]{0}, f32[250000]{0})", "(f32[1000000]{0}, f32[2000000]{0})")
+    line = (
+        "  %x = f32[125000]{0} parameter(0)\n  %y = f32[250000]{0} parameter(1)\n"
+        f"  ROOT %c = ({small}, {large}) all-gather-start(%x, %y)"
+    )
+    assert prices(line)["c"].collective_bytes == pytest.approx(7 / 8 * 12e6)
+
+
 def test_one_ring_uses_the_links_of_one_dimension():
     line = "  %x = f32[1000000]{0} parameter(0)\n  ROOT %c = f32[1000000]{0} all-reduce(%x)"
     config = ', backend_config={"strategy":"S","debug":"\\nStrategyND{colors:COLORS phases:2}"}'
