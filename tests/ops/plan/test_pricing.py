@@ -142,6 +142,13 @@ def test_rows_outside_the_loop_and_loops_of_unknown_length():
     )
 
 
+def test_rows_that_run_at_one_index_of_the_loop():
+    """Of 900 rows a trip 500 run in 5 of the 10 trips, [5, 2], and 300 in 2: 900 - 250 - 240."""
+    entry = f"  %x = f32[8] parameter(0)\n  ROOT %y = f32[8] negate(%x), {CYCLES}"
+    found = prices(entry, y=Schedule(20, 900, seldom=(300, 500)))
+    assert found["y"].compute_ms == pytest.approx((20 + 10 * 410) / 940e3)
+
+
 def test_two_cores_of_a_device_share_the_trips():
     entry = f"  %x = f32[8] parameter(0)\n  ROOT %y = f32[8] negate(%x), {CYCLES}"
     found = prices(entry, topology=parse_topology("v4-8"), y=Schedule(0, 1050))

@@ -106,7 +106,10 @@ class TpuCompiler:
 
 def stored_step(fields: dict[str, Any]) -> CompiledStep:
     """Rebuilds a step from the JSON object of `dataclasses.asdict`."""
-    schedules = {name: Schedule(*cycles) for name, cycles in fields.pop("schedules").items()}
+    schedules = {
+        name: Schedule(*counts, tuple(seldom))
+        for name, (*counts, seldom) in fields.pop("schedules").items()
+    }
     return CompiledStep(**fields, schedules=schedules)
 
 
@@ -197,7 +200,7 @@ def fingerprint(lowered: Any, topology: Topology) -> str:
     # Where schedules are dumped is each process's own.
     flags = [flag for flag in flags.split() if not flag.startswith("--xla_jf_dump_")]
     about = [topology.layout, topology.chip.config, *versions, *flags, *kept]
-    # Scopes tell the parts of a step. They stand among the locations, of which files, lines and
+    # Scopes tell the parts of a step. They stand among the locations, whose files, lines and
     # callers differ between processes.
     scopes = set(re.findall(r'loc\("(jit\([^"]*)"\(', lowered.as_text(debug_info=True)))
     text = "\n".join([lowered.as_text(), *sorted(scopes), *about])

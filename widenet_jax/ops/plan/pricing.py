@@ -156,7 +156,7 @@ def hide(prices: list[Price], transfers: Iterable[int], spare: float) -> None:
 
 def look(instruction: Instruction) -> Hashable:
     """Returns what instructions of one schedule have in common."""
-    return (instruction.opcode, instruction.shape, instruction.iterations, instruction.cycles)
+    return (instruction.opcode, instruction.shape, instruction.bounds, instruction.cycles)
 
 
 def scheduled_cycles(
@@ -169,7 +169,10 @@ def scheduled_cycles(
     if schedule is None or (schedule.per_trip and instruction.iterations is None):
         return None
     trips = (instruction.iterations or 0) * chip.devices / chip.cores
-    return schedule.once + schedule.per_trip * trips
+    skipped = sum(
+        rows - rows / n for rows, n in zip(schedule.seldom, instruction.bounds, strict=False)
+    )
+    return schedule.once + (schedule.per_trip - skipped) * trips
 
 
 def executed(module: Module, name: str, trips: int = 1, known: bool = True) -> Iterator[Executed]:
