@@ -129,6 +129,7 @@ def alone(topology: Topology, method: str, length: int, *, masked: bool) -> floa
 
 def layer(topology: Topology, method: str, length: int) -> float:
     """Returns the time of attention with its projections."""
+    tpu_devices(topology)  # before JAX loads libtpu without the flags of a plan
     module = MultiHeadAttention(N, dtype=jnp.bfloat16, implementation=method)
     x = jax.ShapeDtypeStruct((B, length, N * H), jnp.bfloat16)
     variables = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), x)

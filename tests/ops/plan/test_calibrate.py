@@ -12,7 +12,15 @@ import pytest
 from jax.sharding import Mesh
 
 from widenet_jax.cli.plan import main
-from widenet_jax.ops.plan.calibrate import MEASUREMENTS, bands, draw, read_measurements
+from widenet_jax.ops.plan.calibrate import (
+    MEASUREMENTS,
+    bands,
+    draw,
+    kernels_computing,
+    read_measurements,
+)
+from widenet_jax.ops.plan.hlo import parse
+from widenet_jax.ops.plan.schedule import Schedule
 from widenet_jax.run.figures import PALETTE
 
 ROWS = """
@@ -70,6 +78,18 @@ def test_a_file_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys)
     cells = dict(zip(*([c.strip() for c in t.split("|")] for t in (header, line)), strict=True))
     assert cells["workload"] == "large" and cells["ratio"] == f"{row['ratio']:.2f}"
     assert last.startswith(f"all: predicted / measured {row['ratio']:.2f} to")
+
+
+def test_kernels_that_skip_blocks():
+    """Three quarters of a kernel's 100 rows a trip count, also of those that a branch skips."""
+    module = parse(
+        "ENTRY %main (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n"
+        '  %k = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call"\n'
+        "  ROOT %f = f32[8]{0} negate(%k)\n}\n"
+    )
+    schedules = {"k": Schedule(10, 100, 2, (0, 60)), "f": Schedule(5, 50, seldom=(20,))}
+    assert kernels_computing(module, schedules, 0.75) == {"k": Schedule(10, 75, 2)}
+    assert kernels_computing(module, schedules, 1.0) == {}
 
 
 def test_bands_leave_rows_out():

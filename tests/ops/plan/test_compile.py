@@ -57,24 +57,47 @@ def test_a_small_step_for_eight_tpu_cores(tmp_path: Path):
 
 
 @needs_libtpu
+def test_what_a_stored_step_is_found_by(monkeypatch: pytest.MonkeyPatch):
+    """The program, the scopes of its operations, the slice, and the code that reads schedules."""
+
+    def key(number: float = 2.0, scope: str = "router", tpu: str = "v3-8") -> str:
+        def step(x):
+            with jax.named_scope(scope):
+                return x * number
+
+        lowered = jax.jit(step).lower(jax.ShapeDtypeStruct((8,), jax.numpy.float32))
+        return planning.fingerprint(lowered, parse_topology(tpu))
+
+    found = {key(), key(number=3.0), key(scope="experts"), key(tpu="v3-16")}
+    assert key() in found and len(found) == 4
+    monkeypatch.setattr(planning, "file_sha256", lambda file: f"another {file.name}")
+    assert key() not in found
+
+
+@needs_libtpu
 @pytest.mark.parametrize(
-    "name",
+    ("name", "sizes"),
     [
-        "v5e-4",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("v3-8", "v4-8", "v5p-8", "v6e-4")),
+        ("v5e-4", (8192, 2048, 4096)),
+        *(
+            pytest.param(name, (8192, 2048, 4096), marks=pytest.mark.slow)
+            for name in ("v3-8", "v4-8", "v5p-8", "v6e-4")
+        ),
+        # The sum of 16 blocks of the contraction is written once.
+        pytest.param("v6e-4", (8192, 8192, 8192), marks=pytest.mark.slow),
     ],
 )
-def test_a_large_product_runs_at_the_peak(name: str):
-    """2 x 8192 x 2048 x 4096 operations by schedule take at most 10% longer than at the peak."""
-    topology = parse_topology(name)
+def test_a_large_product_runs_at_the_peak(name: str, sizes: tuple[int, int, int]):
+    """2 M K N operations by schedule take at most 10% longer than at the peak."""
+    topology, (m, k, n) = parse_topology(name), sizes
     place = jax.sharding.SingleDeviceSharding(planning.tpu_devices(topology)[0])
     x, w = (
         jax.ShapeDtypeStruct(shape, jax.numpy.bfloat16, sharding=place)
-        for shape in ((8192, 2048), (2048, 4096))
+        for shape in ((m, k), (k, n))
     )
     step = planning.compile_lowered(jax.jit(jax.numpy.dot).lower(x, w))
     prices = price_module(parse(step.hlo), step.schedules, topology)
-    peak_ms = 1e3 * 2 * 8192 * 2048 * 4096 / topology.chip.peak_flops
+    peak_ms = 1e3 * 2 * m * k * n / topology.chip.peak_flops
     assert peak_ms <= sum(price.compute_ms for price in prices) <= 1.1 * peak_ms
 
 
@@ -108,6 +131,18 @@ def test_the_program_is_the_largest_that_was_written(tmp_path: Path):
     ):
         (tmp_path / name).write_text(text)
     assert planning.final_program(tmp_path) == "the step"
+
+
+def test_a_program_without_schedules():
+    """As libtpu leaves it if JAX loaded it before the plan set its flags."""
+
+    class Lowered:
+        def compile(self, compiler_options: dict):
+            dump = Path(compiler_options["xla_dump_to"])
+            (dump / "module_0000.jit_step.after_codegen.txt").write_text("the step")
+
+    with pytest.raises(BadInputError, match="libtpu wrote no schedules"):
+        planning.compile_lowered(Lowered())
 
 
 @needs_libtpu

@@ -142,6 +142,13 @@ def test_rows_outside_the_loop_and_loops_of_unknown_length():
     )
 
 
+def test_rows_that_run_at_one_index_of_the_loop():
+    """Of 900 rows a trip 500 run in 5 of the 10 trips, [5, 2], and 300 in 2: 900 - 250 - 240."""
+    entry = f"  %x = f32[8] parameter(0)\n  ROOT %y = f32[8] negate(%x), {CYCLES}"
+    found = prices(entry, y=Schedule(20, 900, seldom=(300, 500)))
+    assert found["y"].compute_ms == pytest.approx((20 + 10 * 410) / 940e3)
+
+
 def test_two_cores_of_a_device_share_the_trips():
     entry = f"  %x = f32[8] parameter(0)\n  ROOT %y = f32[8] negate(%x), {CYCLES}"
     found = prices(entry, topology=parse_topology("v4-8"), y=Schedule(0, 1050))
@@ -267,6 +274,16 @@ def test_collectives_are_priced_separately_by_bytes_in_a_ring():
         assert found["c"].collective_bytes == pytest.approx(sent)
         assert found["c"].collective_ms == pytest.approx(1e3 * sent / 332e9)
         assert found["c"].ms == 0
+
+
+def test_a_collective_of_several_arrays_that_starts():
+    """An eighth of 4 MB and of 8 MB are gathered; the operands stand in the result too."""
+    small, large = ("(f32[125000]{0}, f32[250000]{0})", "(f32[1000000]{0}, f32[2000000]{0})")
+    line = (
+        "  %x = f32[125000]{0} parameter(0)\n  %y = f32[250000]{0} parameter(1)\n"
+        f"  ROOT %c = ({small}, {large}) all-gather-start(%x, %y)"
+    )
+    assert prices(line)["c"].collective_bytes == pytest.approx(7 / 8 * 12e6)
 
 
 def test_one_ring_uses_the_links_of_one_dimension():

@@ -163,18 +163,19 @@ def _attend_forward(
     statistics = jax.ShapeDtypeStruct(
         (B, width // settings.width, 2 * settings.heads, T), jnp.float32
     )
-    out, softmax = call(
-        "attend_forward", forward_step, (query, key, value), (query, statistics), hidden, settings
-    )
+    hides = () if hidden is None else (hidden,)
+    step = functools.partial(forward_step, settings, bool(hides))
+    operands, results = (query, key, value), (query, statistics)
+    out, softmax = call("attend_forward", step, hides, operands, results, settings)
     return out, (query, key, value, out, softmax, hidden)
 
 
 def _attend_backward(settings: Settings, saved: tuple, d_out: Array) -> tuple:
     *operands, hidden = saved
-    results = [jax.ShapeDtypeStruct(d_out.shape, d_out.dtype)] * 3
-    gradients = call(
-        "attend_backward", backward_step, (*operands, d_out), results, hidden, settings
-    )
+    hides = () if hidden is None else (hidden,)
+    step = functools.partial(backward_step, settings, bool(hides))
+    operands.append(d_out)
+    gradients = call("attend_backward", step, hides, operands, operands[:3], settings)
     return *gradients, None
 
 
@@ -184,34 +185,44 @@ _attend.defvjp(_attend_forward, _attend_backward)
 def call(
     name: str,
     step: Callable,
+    constants: tuple[Array, ...],
     operands: tuple[Array, ...],
     results: tuple,
-    hidden: Array | None,
     settings: Settings,
+    memory: int | None = None,
 ) -> list[Array]:
-    """Calls `step(hidden, settings, *refs)` for every example and some heads."""
-    B, T, width = operands[0].shape
+    """Calls `step(*refs)` for every example and the heads of a grid step.
+
+    Args:
+      constants: the same for all heads: [B, rows, S] of an example, or [rows, columns] of all.
+      operands, results: [B, rows, N H], or [B, N / heads, ...].
+      memory: bytes of the core's own memory that a kernel may use; None: the compiler's default.
+    """
+    B, _, width = operands[0].shape
+
+    def constant(x: Array) -> pl.BlockSpec:
+        if x.ndim == 2:
+            return pl.BlockSpec(x.shape, lambda b, n: (0, 0))
+        return pl.BlockSpec((None, *x.shape[1:]), lambda b, n: (b, 0, 0))
 
     def spec(x: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
         if x.ndim == 3:
-            return pl.BlockSpec((None, T, settings.width), lambda b, n: (b, 0, n))
-        return pl.BlockSpec((None, None, *x.shape[2:]), lambda b, n: (b, n, 0, 0))
+            return pl.BlockSpec((None, x.shape[1], settings.width), lambda b, n: (b, 0, n))
+        rest = x.shape[2:]
+        return pl.BlockSpec((None, None, *rest), lambda b, n: (b, n, *(0 for _ in rest)))
 
-    hidden = [] if hidden is None else [hidden]
-    kernel = functools.partial(step, settings, bool(hidden))
     return pl.pallas_call(
-        kernel,
+        step,
         grid=(B, width // settings.width),
-        in_specs=[
-            *(pl.BlockSpec((None, *x.shape[1:]), lambda b, n: (b, 0, 0)) for x in hidden),
-            *map(spec, operands),
-        ],
+        in_specs=[*map(constant, constants), *map(spec, operands)],
         out_specs=[spec(x) for x in results],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=memory
+        ),
         interpret=settings.interpret,
         name=name,
-    )(*hidden, *operands)
+    )(*constants, *operands)
 
 
 def forward_step(settings: Settings, hides: bool, *refs: jax.Ref) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.implementations import FIELD, centred
@@ -22,6 +20,7 @@ from widenet_jax.nn.attention.pallas import (
     LOWEST,
     Block,
     Settings,
+    call,
     joined,
     one_ahead,
     per_head,
@@ -108,11 +107,12 @@ def _attend_forward(
     shape = (B, width // settings.width, 2 * settings.heads, T)
     out, softmax = call(
         "relative_forward",
-        forward_step,
+        functools.partial(forward_step, settings),
         (hidden, at_key),
         (query, key, value, at_query),
         (query, jax.ShapeDtypeStruct(shape, jnp.float32)),
         settings,
+        MEMORY,
     )
     return out, (query, key, value, at_query, at_key, hidden, out, softmax)
 
@@ -123,57 +123,17 @@ def _attend_backward(settings: Settings, saved: tuple, d_out: Array) -> tuple:
     d_terms = jax.ShapeDtypeStruct((*lead, R, T), at_query.dtype)
     *gradients, d_terms = call(
         "relative_backward",
-        backward_step,
+        functools.partial(backward_step, settings),
         (hidden, at_key, centred(at_key, axis=0).T),
         (query, key, value, at_query, out, softmax, d_out),
         (query, key, value, d_terms),
         settings,
+        MEMORY,
     )
     return *gradients, d_terms.swapaxes(-1, -2), None, None
 
 
 _attend.defvjp(_attend_trained, _attend_backward)
-
-
-def call(
-    name: str,
-    step: Callable,
-    constants: tuple[Array, ...],
-    operands: tuple[Array, ...],
-    results: tuple,
-    settings: Settings,
-) -> list[Array]:
-    """Calls `step(settings, *refs)` for every example and 128 lanes of heads.
-
-    Args:
-      constants: the same for all heads: [B, 1, S] of an example, or [S, R] and [R, S] of all.
-      operands, results: [B, rows, N H], or [B, N / heads, ...].
-    """
-    B, _, width = operands[0].shape
-
-    def constant(x: Array) -> pl.BlockSpec:
-        if x.ndim == 2:
-            return pl.BlockSpec(x.shape, lambda b, n: (0, 0))
-        return pl.BlockSpec((None, *x.shape[1:]), lambda b, n: (b, 0, 0))
-
-    def spec(x: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
-        if x.ndim == 3:
-            return pl.BlockSpec((None, x.shape[1], settings.width), lambda b, n: (b, 0, n))
-        rest = x.shape[2:]
-        return pl.BlockSpec((None, None, *rest), lambda b, n: (b, n, *(0 for _ in rest)))
-
-    return pl.pallas_call(
-        functools.partial(step, settings),
-        grid=(B, width // settings.width),
-        in_specs=[*map(constant, constants), *map(spec, operands)],
-        out_specs=[spec(x) for x in results],
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=MEMORY
-        ),
-        interpret=settings.interpret,
-        name=name,
-    )(*constants, *operands)
 
 
 def forward_step(settings: Settings, *refs: jax.Ref) -> None:

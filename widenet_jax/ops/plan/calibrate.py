@@ -5,7 +5,7 @@ priced as a plan's step is; their weighted sum stands beside the measured time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,9 @@ from widenet_jax.config.files import defined_in
 from widenet_jax.config.imports import PACKAGE
 from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.ops.plan.compile import TpuCompiler
-from widenet_jax.ops.plan.hlo import parse
+from widenet_jax.ops.plan.hlo import Module, parse
 from widenet_jax.ops.plan.pricing import price_module
+from widenet_jax.ops.plan.schedule import Schedules
 from widenet_jax.ops.plan.topology import parse_topology
 from widenet_jax.run.figures import PALETTE, save, subplots
 from widenet_jax.run.tables import table_of
@@ -42,7 +43,7 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """A time that somebody measured.
+    """A time that others measured.
 
     Attributes:
       name: one word; rows of several slices may share it.
@@ -97,9 +98,9 @@ def calibrate(row: Measurement, cache: Path, note: Callable[[str], None]) -> dic
             step = compiler.compile_lowered(row.name, jax.jit(function).lower(*args))
             if not step.fits:
                 raise BadInputError(f"--rows {row.name}: it does not fit a device of {row.tpu}")
-            for price in price_module(parse(step.hlo), step.schedules, compiler.topology):
-                kernel = price.instruction.target == "tpu_custom_call"
-                price = replace(price, compute_ms=price.compute_ms * (row.computed**kernel))
+            module = parse(step.hlo)
+            schedules = step.schedules | kernels_computing(module, step.schedules, row.computed)
+            for price in price_module(module, schedules, compiler.topology):
                 for time in times:
                     times[time] += weight * getattr(price, time)
     found = {
@@ -110,6 +111,20 @@ def calibrate(row: Measurement, cache: Path, note: Callable[[str], None]) -> dic
     for ratio, time in (("ratio", "ms"), ("apart_ratio", "apart_ms"), ("old", "estimate_ms")):
         found[ratio] = found[time] / row.ms
     return found
+
+
+def kernels_computing(module: Module, schedules: Schedules, share: float) -> Schedules:
+    """Returns the schedules of kernels that compute in this share of the steps of their grids.
+
+    The share stands for all branches of a kernel: those that skip a block, and those of first and
+    last steps.
+    """
+    return {
+        one.name: found._replace(per_trip=share * found.per_trip, seldom=())
+        for computation in module.computations.values()
+        for one in computation.values()
+        if share < 1 and one.target == "tpu_custom_call" and (found := schedules.get(one.name))
+    }
 
 
 def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:

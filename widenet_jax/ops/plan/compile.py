@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
-from widenet_jax.files import write_bytes
+from widenet_jax.files import file_sha256, write_bytes
 from widenet_jax.ops.plan.schedule import (
     Schedule,
     Schedules,
@@ -106,7 +106,10 @@ class TpuCompiler:
 
 def stored_step(fields: dict[str, Any]) -> CompiledStep:
     """Rebuilds a step from the JSON object of `dataclasses.asdict`."""
-    schedules = {name: Schedule(*cycles) for name, cycles in fields.pop("schedules").items()}
+    schedules = {
+        name: Schedule(*counts, tuple(seldom))
+        for name, (*counts, seldom) in fields.pop("schedules").items()
+    }
     return CompiledStep(**fields, schedules=schedules)
 
 
@@ -145,7 +148,7 @@ def compile_lowered(lowered: Any) -> CompiledStep:
 
     Raises:
       BadInputError: the compiler fails for another reason than memory, or does not write its
-        program.
+        program or its schedules.
     """
     start = time.perf_counter()
     # Keep the step out of JAX's compilation cache, which cannot load TPU programs without a TPU.
@@ -162,6 +165,11 @@ def compile_lowered(lowered: Any) -> CompiledStep:
     finally:
         jax.config.update(threshold, before)
         schedules = take_schedules()
+    if not schedules:  # every instruction would be guessed
+        raise BadInputError(
+            "libtpu wrote no schedules: JAX loaded it before the plan set its flags (call "
+            "tpu_devices first), or it is another version: pip install -e '.[plan]'"
+        )
     peak = peak_bytes(compiled.memory_analysis())
     return CompiledStep(hlo, schedules, True, peak, time.perf_counter() - start)
 
@@ -184,14 +192,18 @@ def final_program(dump: Path) -> str:
 
 
 def fingerprint(lowered: Any, topology: Topology) -> str:
-    """Hashes what determines a stored step: program, slice, versions, flags, stored fields."""
+    """Hashes what determines a stored step: program, slice, versions, flags, how it is read."""
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
-    kept = CompiledStep.__dataclass_fields__
+    kept = [*CompiledStep.__dataclass_fields__]
+    kept.append(file_sha256(Path(__file__).with_name("schedule.py")))
     flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
     # Where schedules are dumped is each process's own.
     flags = [flag for flag in flags.split() if not flag.startswith("--xla_jf_dump_")]
     about = [topology.layout, topology.chip.config, *versions, *flags, *kept]
-    text = "\n".join([lowered.as_text(), *about])
+    # Scopes tell the parts of a step. They stand among the locations, whose files, lines and
+    # callers differ between processes.
+    scopes = set(re.findall(r'loc\("(jit\([^"]*)"\(', lowered.as_text(debug_info=True)))
+    text = "\n".join([lowered.as_text(), *sorted(scopes), *about])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

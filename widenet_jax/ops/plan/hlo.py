@@ -70,8 +70,8 @@ class Instruction:
       called: computation by role: calls, to_apply, condition, body, branch_0, ...; a conditional
         on a boolean calls true_computation and false_computation.
       cycles: the compiler's estimate; None if it gives none.
-      iterations: trips of the loop that the compiler makes of it, or the size of a kernel's grid;
-        None if it names none.
+      bounds: trips of each dimension of the loop that the compiler makes of it, or the grid of a
+        kernel; () if it names none.
       hbm_bytes: bytes of the result in HBM, with the padding of tiles.
       shape: the result as HLO writes it, without memory spaces.
       op_name: scopes and primitive, such as "jit(train_step)/jvp(Model)/encoder/add".
@@ -85,12 +85,17 @@ class Instruction:
     operands: tuple[str, ...]
     called: dict[str, str]
     cycles: int | None
-    iterations: int | None
+    bounds: tuple[int, ...]
     hbm_bytes: int
     shape: str
     op_name: str
     is_root: bool
     text: str = field(repr=False)
+
+    @property
+    def iterations(self) -> int | None:
+        """Trips of the loop, over all dimensions; None if they are unknown."""
+        return math.prod(self.bounds) if min(self.bounds, default=0) > 0 else None
 
     @property
     def num_bytes(self) -> int:
@@ -157,7 +162,7 @@ def parse_instruction(line: str) -> Instruction | None:
     cycles, op_name = _CYCLES.search(attributes), _OP_NAME.search(attributes)
     loop, kernel = _BOUNDS.search(attributes), _KERNEL.search(attributes)
     bounds = re.findall(r"\d+", loop[1]) if loop else kernel_grid(kernel[1]) if kernel else ()
-    bounds, shape = [int(n) for n in bounds], line[start.end() : shape_end]
+    shape = line[start.end() : shape_end]
     return Instruction(
         name=start[2],
         opcode=line[shape_end:open_paren].strip(),
@@ -168,7 +173,7 @@ def parse_instruction(line: str) -> Instruction | None:
         operands=tuple(re.findall(r"%([\w.\-]+)", line[open_paren:close_paren])),
         called=called,
         cycles=int(cycles[1]) if cycles and int(cycles[1]) else None,
-        iterations=math.prod(bounds) if bounds and min(bounds) > 0 else None,
+        bounds=tuple(int(n) for n in bounds),
         hbm_bytes=hbm_bytes(shape),
         shape=_SPACE.sub("", shape),
         op_name=op_name[1] if op_name else "",

@@ -156,7 +156,7 @@ def hide(prices: list[Price], transfers: Iterable[int], spare: float) -> None:
 
 def look(instruction: Instruction) -> Hashable:
     """Returns what instructions of one schedule have in common."""
-    return (instruction.opcode, instruction.shape, instruction.iterations, instruction.cycles)
+    return (instruction.opcode, instruction.shape, instruction.bounds, instruction.cycles)
 
 
 def scheduled_cycles(
@@ -169,7 +169,10 @@ def scheduled_cycles(
     if schedule is None or (schedule.per_trip and instruction.iterations is None):
         return None
     trips = (instruction.iterations or 0) * chip.devices / chip.cores
-    return schedule.once + schedule.per_trip * trips
+    skipped = sum(
+        rows - rows / n for rows, n in zip(schedule.seldom, instruction.bounds, strict=False)
+    )
+    return schedule.once + (schedule.per_trip - skipped) * trips
 
 
 def executed(module: Module, name: str, trips: int = 1, known: bool = True) -> Iterator[Executed]:
@@ -375,7 +378,8 @@ def _written(inside: Computation) -> float:
 def result_bytes(instruction: Instruction) -> int:
     """Returns the bytes of a collective's result, without the operands that a start returns."""
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
-        return array_bytes(instruction.arrays[1:2])
+        count = len(instruction.operands)
+        return array_bytes(instruction.arrays[count : 2 * count])
     return instruction.num_bytes
 
 

@@ -3,7 +3,8 @@
 libtpu dumps the final program of every fusion and kernel as bundles, one per cycle and row.
 The bundles after register allocation still hold the stalls, as empty rows. The file of an
 instruction has the rows of its loop, marked by ">", and the rows around it. Kernels may have loops
-in their loop, marked by ">>", whose trips nobody says.
+in their loop, marked by ">>", whose trips the file does not give. A branch may skip rows
+of the loop except at one value of an index: a product's sum is written after its last block.
 """
 
 import fcntl
@@ -21,7 +22,14 @@ from typing import NamedTuple
 _PREFIX, _NEW_SECONDS = "widenet_jax_schedules_", 60
 _STAGE = "packed-bundles-post-ra"
 _FILE = re.compile(rf"\d+-(.*)-\d+-{_STAGE}\.txt")
-_ROW = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:\w\w)?\s*:?\s*((?:> ?)*)\{(\s*\}|)")
+_ROW = re.compile(r"\s*(0x[0-9a-f]+|0)\s+(?:\w\w)?\s*:?\s*((?:> ?)*)\{(\s*\}|)")
+_INDEX = re.compile(r"%(\w+) = [^;]*iter bound = (\d+)")
+# An index plus a number; whether an index differs from a number.
+_TEST = re.compile(
+    r"%(\w+) = (?:sadd\.s32 (?:\(!?%\w+\), )?\d+, %(\w+)"
+    r"|scmp\.ne\.s32\.totalorder (?:\(!?%\w+\), )?%(\w+), \d+)"
+)
+_BRANCH = re.compile(r"sbr\.rel \(%(\w+)\) target bundleno = (\d+)")
 
 
 class Schedule(NamedTuple):
@@ -31,15 +39,17 @@ class Schedule(NamedTuple):
       once: outside its loop.
       per_trip: of its loop, 0 without one; a loop within it counts as one trip.
       nested: of loops within the loop.
+      seldom: of `per_trip`, by dimension of the loop: the rows that run at one of its indices only.
     """
 
     once: int
     per_trip: int
     nested: int = 0
+    seldom: tuple[int, ...] = ()
 
     @property
     def uncertain(self) -> bool:
-        """Whether loops within the loop, whose trips nobody says, are over a tenth of its rows.
+        """Whether loops within the loop, of unknown trips, are over a tenth of its rows.
 
         Below that are many products on v3, a third of the calibration's steps there.
         """
@@ -100,9 +110,25 @@ def count_rows(rows: Iterable[str]) -> Schedule:
     """Counts the bundles of one file; an empty bundle belongs to the loop of the one before it."""
     once = per_trip = nested = 0
     inside = inner = False
+    dimensions: dict[str, int] = {}  # of indices, and of numbers and tests computed from them
+    seldom: dict[int, int] = {}
+    dimension = end = 0  # of the rows that a branch skips
     for row in rows:
-        if bundle := _ROW.match(row):
-            if not bundle[2]:
-                inside, inner = bool(bundle[1]), bundle[1].count(">") > 1
-            once, per_trip, nested = once + (not inside), per_trip + inside, nested + inner
-    return Schedule(once, per_trip, nested)
+        bundle = _ROW.match(row)
+        if not bundle:
+            continue
+        if not bundle[3]:
+            inside, inner = bool(bundle[2]), bundle[2].count(">") > 1
+        once, per_trip, nested = once + (not inside), per_trip + inside, nested + inner
+        if (address := int(bundle[1], 16)) < end:
+            seldom[dimension] = seldom.get(dimension, 0) + inside
+            continue
+        dimensions |= {name: int(number) for name, number in _INDEX.findall(row)}
+        for name, *operand in _TEST.findall(row):
+            if (source := "".join(operand)) in dimensions:
+                dimensions[name] = dimensions[source]
+        branch = _BRANCH.search(row)
+        if branch and branch[1] in dimensions and int(branch[2]) > address:
+            dimension, end = dimensions[branch[1]], int(branch[2])
+    counts = tuple(seldom.get(n, 0) for n in range(max(seldom, default=-1) + 1))
+    return Schedule(once, per_trip, nested, counts)
