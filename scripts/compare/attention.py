@@ -150,6 +150,7 @@ def relative_layer(
     topology: Topology, length: int, method: str = "xla", **parts: Callable
 ) -> float:
     """Returns the time of a layer of WT-B, with other parts of `relative`."""
+    tpu_devices(topology)  # as in `layer`
     module = RelativeAttention(16, dtype=jnp.bfloat16, implementation=method)
     x = jax.ShapeDtypeStruct((8, length, 1024), jnp.bfloat16)
     # As all arrays, of a dtype that has gradients.
