@@ -57,8 +57,8 @@ def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
     assert rows[0]["params_sha256"] == "ab"
     assert (rows[3]["status"], rows[3]["last_eval_accuracy"]) == ("pruned", "0.1")
     assert "expert_load" not in rows[0]
-    two_panels = cv2.imread(str(directory.path / "sweep.png")).shape
-    assert two_panels[1] == 9 * 120  # an inch, and four for each axis
+    one_panel = cv2.imread(str(directory.path / "sweep.png")).shape
+    assert one_panel[1] == 5 * 120  # an inch, and four for the field; seeds have none
     assert cv2.imread(str(directory.path / "learning_curves.png")).shape[1] == 10 * 120
 
 
@@ -148,8 +148,10 @@ def test_few_values_stand_at_equal_distances(tmp_path: Path, drawn):
     seeds = [2, 0, 1000, 2, 0, 2, 0, 2, 0, 2]
     pairs = zip(rates, seeds, strict=True)
     rows = [{"rate": r, "seed": s, "score": i % 8 + 1} for i, (r, s) in enumerate(pairs)]
-    draw_against([*rows, {"rate": 0.009, "score": 0}], ["rate", "seed"], "score", tmp_path / "a")
+    rows = [*rows, {"rate": 0.009, "score": 0}]
+    draw_against(rows, ["rate", "seed"], "score", tmp_path / "a", label="valid_score")
     rate, seed = drawn[0].axes
+    assert rate.get_ylabel() == "valid score"
     assert rate.get_xscale() == "log"
     assert rate.lines[-1].get_xydata().tolist()[-1] == [0.1, 1.5]
     assert [text.get_text() for text in seed.get_xticklabels()] == ["0", "2", "1000"]

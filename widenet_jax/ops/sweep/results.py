@@ -220,7 +220,7 @@ class Results:
         workdirs, metric = [row["workdir"] for row in curves], self.primary_metric.name
         draw_learning_curves(workdirs, curves_file, metric=metric, names=names, splits=("eval",))
         if self.fields:
-            draw_against(self.done, self.fields, self.metric, axes_file)
+            draw_against(self.done, shown, self.metric, axes_file, label=self.shown_metric)
 
 
 def table(rows: Sequence[dict], columns: Sequence[str], shown: Mapping[str, str] = {}) -> str:
@@ -241,7 +241,9 @@ def ends(interval: Interval | None) -> str:
     return " to ".join(map(cell, interval)) if interval else ""
 
 
-def draw_against(rows: Sequence[Mapping], fields: Sequence[str], metric: str, out: Path) -> None:
+def draw_against(
+    rows: Sequence[Mapping], fields: Sequence[str], metric: str, out: Path, *, label: str
+) -> None:
     """Draws a panel for each field: a dot for each row, and the mean at each value.
 
     Seeds, texts and few numbers stand at equal distances; many numbers where they are on a scale,
@@ -277,5 +279,5 @@ def draw_against(rows: Sequence[Mapping], fields: Sequence[str], metric: str, ou
             panel.set_xscale("log")
     if marks:  # above the panels, where it covers no dot
         figure.legend(marks, ["mean"], loc="outside upper right", fontsize=8)
-    panels[0, 0].set_ylabel(metric.replace("_", " "))
+    panels[0, 0].set_ylabel(label.replace("_", " "))
     save(figure, out)
