@@ -17,6 +17,7 @@ from widenet_jax.cli import export
 from widenet_jax.config import imports
 from widenet_jax.config.files import NO_EXPERIMENTS, load_config
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import file_sha256
 from widenet_jax.main import main
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.losses import LOSSES
@@ -113,6 +114,11 @@ def test_a_file_that_cannot_be_imported(
     assert line.startswith(f"error: --import={file}: ") and message in line
 
 
+def test_this_project_s_own_experiments_do_not_count():
+    found = imports.with_files_beside(ROOT / "configs/imagenet.py")
+    assert list(found) == [ROOT / "configs/imagenet.py"]
+
+
 def test_which_config_files_are_remembered():
     assert imports.registers_parts(FILE)
     experiments = {file.name for file in (ROOT / "configs").glob("*.py")} - NO_EXPERIMENTS
@@ -137,6 +143,14 @@ def test_a_file_beside_a_config_file_counts_as_part_of_it(tmp_path: Path):
     assert seen[0] != seen[1]
     with pytest.raises(BadInputError, match="has changed since, or a file that it imports"):
         imports.import_remembered({"imports": [seen[0]]}, "runs/mine")
+    older = f"sha256:{file_sha256(tmp_path / 'my.py')} {tmp_path / 'my.py'}"
+    imports.import_remembered({"imports": [older]}, "runs/mine")  # of the file alone
+    (tmp_path / "broken.py").write_text("def (")
+    (tmp_path / "my.py").write_text(
+        "from configs import digits\ndef get_config():\n    from configs import broken\n"
+    )
+    with pytest.raises(BadInputError, match="SyntaxError"):
+        load_config(str(tmp_path / "my.py"))
 
 
 def test_a_field_without_a_default_must_be_given(run: Path):

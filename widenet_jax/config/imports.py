@@ -102,18 +102,26 @@ def digest_of(file: Path) -> str:
     )
 
 
-def with_files_beside(file: Path) -> list[Path]:
-    """Returns a file, and the files beside it that it imports from `configs`, and that those do."""
-    found = [file]
-    for one in found:
+def with_files_beside(file: Path) -> dict[Path, set[str]]:
+    """Returns the names that a file imports, and those of the files beside it that belong to it.
+
+    These are the ones that it imports from `configs`, and that those do; but not this project's own
+    experiments, whose values are in the config.
+    """
+    found, waiting = {}, [file]
+    while waiting:
+        one = waiting.pop()
         try:
-            names = imported_names(one.read_text())
+            found[one] = imported_names(one.read_text())
         except (SyntaxError, UnicodeDecodeError):
-            continue  # importing it says so
-        beside = [file.with_name(f"{name.split('.')[1]}.py") for name in sorted(names)
-                  if name.startswith("configs.")]  # fmt: skip
-        found += [other for other in beside if other.is_file() and other not in found]
-    return found
+            found[one] = set()  # importing it says so
+        if one != file and one.parent == CONFIGS and not adds_parts(found[one]):
+            del found[one]
+            continue
+        parts = (name.split(".") for name in found[one] if name.startswith("configs."))
+        beside = {file.with_name(f"{name}.py") for _, name, *_ in parts}
+        waiting += [other for other in sorted(beside - found.keys()) if other.is_file()]
+    return dict(sorted(found.items()))
 
 
 def remember(config: ConfigDict, paths: Sequence[str]) -> None:
@@ -143,7 +151,8 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
         if digest in IMPORTED.values() or Path(path).name in NAMED:
             continue
         there = Path(path).is_file()
-        if not there or digest_of(Path(path)) != digest:
+        # Older runs hashed the file alone.
+        if not there or digest not in (digest_of(Path(path)), file_sha256(Path(path))):
             problem = "has changed since, or a file that it imports," if there else "is not there"
             advice = f"--import={path if there else f'FILE/{Path(path).name}'}"
             raise BadInputError(
@@ -155,7 +164,11 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
 
 def registers_parts(file: Path) -> bool:
     """Returns whether a config file, or one beside it that it imports, can add parts."""
-    names = {name for one in with_files_beside(file) for name in imported_names(one.read_text())}
+    return any(map(adds_parts, with_files_beside(file).values()))
+
+
+def adds_parts(names: Iterable[str]) -> bool:
+    """Returns whether one of these imports has a table that parts could be added to."""
     return any(name.startswith("widenet_jax") and not name.startswith(PLAIN) for name in names)
 
 

@@ -31,6 +31,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import DictKey
 
 from widenet_jax.errors import BadInputError, check_section, choose
 from widenet_jax.nn.attention import ATTENTIONS
@@ -90,12 +91,15 @@ def parameters_of(variables: Mapping[str, PyTree]) -> PyTree:
       BadInputError: a part, perhaps a user's own, keeps other arrays, which no step would carry on.
     """
     for collection in variables.keys() - {"params"}:
-        path, _ = jax.tree_util.tree_leaves_with_path(variables[collection])[0]
-        name = "/".join(key.key for key in path)
-        raise BadInputError(
-            f"{name} is a variable of the collection {collection!r}; parts of a model may keep "
-            "parameters alone: use self.param (statistics: see nn/moe/routers/__init__.py)"
-        )
+        for path, _ in jax.tree_util.tree_leaves_with_path(variables[collection]):
+            if all(
+                isinstance(key, DictKey) for key in path
+            ):  # what is sown is a tuple, and not read
+                name = "/".join(key.key for key in path)
+                raise BadInputError(
+                    f"{name} is a variable of the collection {collection!r}; parts of a model may "
+                    "keep parameters alone: use self.param (statistics: see nn/moe/routers)"
+                )
     return variables["params"]
 
 

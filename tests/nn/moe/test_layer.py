@@ -332,6 +332,7 @@ class WithoutKey(Even):
 class Counting(Even):
     @nn.compact
     def __call__(self, x, mask, *, key, train):
+        self.sow("losses", "mine", jnp.ones(()))  # ignored, as in evaluation
         self.variable("statistics", "seen", jnp.zeros, ())
         return super().__call__(x, mask, key=key, train=train)
 
@@ -356,7 +357,10 @@ def test_a_router_of_another_form_is_refused(router, words, monkeypatch: pytest.
 def test_choices_that_an_own_router_gets_wrong_are_dropped(
     dispatch: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Experts 1 and 1, -1 and 1, 1 and 3 of three: as if the token had chosen expert 1 alone."""
+    """Experts 1 and 1, -1 and 1, 1 and 3 of three: as if the token had chosen expert 1 alone.
+
+    The loss, too, counts one choice.
+    """
     monkeypatch.setitem(ROUTERS, "even", Even)
     choices = [[1, 1], [-1, 1], [1, 3]]
     x = jax.random.normal(jax.random.key(0), (1, 3, D))

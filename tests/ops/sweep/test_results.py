@@ -93,9 +93,11 @@ def test_differences_are_paired_by_seed(directory):
         "p": pytest.approx(0.2048, abs=1e-3),
     }
     table = results.report().split("\n\n")[2].splitlines()
-    assert table[0].startswith("differences from the first setting, paired by seed")
+    assert table[0].startswith("differences from model.mlp_dim=1, paired by seed (p: t-test")
     assert table[2].split() == ["2", "2", "0.03", "-0.09706", "to", "0.1571", "0.2048"]
     assert Results(outcomes[:3], directory).differences() == []  # one seed in common
+    outcomes[3].result["test_accuracy"] = 0.32  # as much better as the other seed, but for rounding
+    assert Results(outcomes, directory).differences()[0]["p"] is None
 
 
 def test_the_best_setting_has_the_best_mean_over_seeds(directory):

@@ -35,6 +35,7 @@ from widenet_jax.nn.moe.slots import (
     assign_by_experts,
     assign_slots,
     capacity_limit,
+    distinct,
     routing_statistics,
     summarize,
     tokens_without_expert,
@@ -179,6 +180,9 @@ class MoeLayer(nn.Module):
         # In float32, whatever `dtype`: rounding would move tokens between experts.
         routing = router(x.astype(jnp.float32), mask, key=key, train=train)
         self.check_routing(routing, mask.shape)
+        if not self.mixes:
+            chosen = distinct(routing.expert_index, self.num_experts)
+            routing = routing.replace(expert_index=chosen)
         losses, loss = balance_losses(routing, mask, self.losses)
         limit = self.limit(mask.sum(axis=1, dtype=jnp.int32), train=train)
         limit = jnp.minimum(limit, capacity)

@@ -107,14 +107,11 @@ def assign_slots(
 ) -> Routing:
     """Fills `routing.slot`: the place in the expert's buffer, or `capacity` where dropped.
 
-    A choice of no expert, or of one that the token chose before, is dropped and becomes E.
-
     Raises:
       BadInputError: an unknown priority.
     """
     place = choose(PRIORITIES, priority, field="config.model.moe.priority")
     E = routing.router_probs.shape[-1]
-    routing = routing.replace(expert_index=distinct(routing.expert_index, E))
     choices = choice_mask(routing.expert_index, E)  # [G, S, K, E]
     choices = (choices & mask[..., None, None]).astype(jnp.int32)
     position = place(choices, routing.gate)  # position_in_expert [G, S, K]
@@ -124,11 +121,12 @@ def assign_slots(
 
 
 def distinct(expert_index: Array, num_experts: int) -> Array:  # [..., K] -> [..., K]
-    """Returns the choices with E for those that an own router may get wrong.
+    """Returns the choices, int32, with E for those that an own router may get wrong.
 
-    Dispatch counts on experts from 0 to E - 1, of which a token asks none twice.
+    Losses and dispatch count on experts from 0 to E - 1, of which a token asks none twice; a choice
+    of E is dropped.
     """
-    choices = jnp.split(expert_index, expert_index.shape[-1], axis=-1)
+    choices = jnp.split(expert_index.astype(jnp.int32), expert_index.shape[-1], axis=-1)
     for k, choice in enumerate(choices):
         valid = (choice >= 0) & (choice < num_experts)
         for earlier in choices[:k]:

@@ -17,8 +17,10 @@ import numpy as np
 
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.inference.over_source import real_token_mask, sums_over_source
+from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.slots import choice_mask, summarize
 from widenet_jax.ops.analysis.captured import (
+    MOE,
     active_counts,
     dense_blocks,
     routed_blocks,
@@ -197,13 +199,15 @@ def usage_sums(
     pairs = pairs.astype(jnp.float32)  # [L, B, T, K, E]
     first = pairs[:, :, :, 0].reshape(L, -1, E)  # [L, tokens, E]
     chosen = pairs.sum(axis=3).reshape(L, -1, E)
-    probs = routing.router_probs
+    dropped, probs = routing.dropped, routing.router_probs
+    if MoeLayer(**trained.model.feed_forwards[MOE]).mixes:  # E is an expert that took no token
+        dropped &= routing.expert_index < E
     token_entropy = -(probs * jnp.log(probs + 1e-30)).sum(axis=-1)  # [L, B, T]
     exact = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
     each = jnp.broadcast_to(category, (B, T))
     return outputs, {
         "sent": jnp.zeros((L, V, E)).at[:, each].add(pairs.sum(axis=3)),
-        "dropped": (pairs * routing.dropped[..., None]).sum(axis=(1, 2, 3, 4)),
+        "dropped": (dropped & mask[..., None]).sum(axis=(1, 2, 3)),
         "pairs": K * mask.sum(),
         "importance": (pairs * routing.gate[..., None]).sum(axis=(1, 2, 3)),
         "entropy": (token_entropy * mask).sum(axis=(1, 2)),

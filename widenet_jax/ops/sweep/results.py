@@ -1,5 +1,6 @@
 """The results of a sweep: a row for each trial, as a CSV file, tables and pictures."""
 
+import math
 import shlex
 import statistics
 from collections import Counter
@@ -95,7 +96,7 @@ class Results:
         Returns:
           A row for each other setting: its fields, the number of `seeds` that both have, the mean
           `difference`, its 95% `interval`, and `p` of a t-test against 0, corrected for the number
-          of rows (Holm). Empty without two seeds in common.
+          of rows (Holm); None where all seeds differ alike. Empty without two seeds in common.
         """
         others = [name for name in self.fields if name != SEED]
         groups: dict[tuple, dict[Any, float]] = {}
@@ -113,7 +114,8 @@ class Results:
                 row |= {"interval": mean_over_seeds(found)}
                 rows.append(dict(zip(others, key, strict=True)) | row)
                 tests.append(p_of(found, 0.0, "two-sided"))
-        return [row | {"p": p} for row, p in zip(rows, holm(tests), strict=True)]
+        found = (None if math.isnan(p) else p for p in holm(tests))
+        return [row | {"p": p} for row, p in zip(rows, found, strict=True)]
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything as one JSON object."""
@@ -168,7 +170,10 @@ class Results:
         if found := self.differences():
             rows = [row | {LEVEL: ends(row["interval"])} for row in found]
             columns = [name for name in [*found[0], LEVEL] if name not in ("interval", "p")]
-            title = "differences from the first setting, paired by seed (p: t-test, Holm)\n"
+            first = self.outcomes[0].trial.settings
+            fields = (f"{name}={cell(first.get(name))}" for name in self.fields if name != SEED)
+            title = f"differences from {', '.join(fields)}, paired by seed (p: t-test, by Holm for "
+            title += "all rows; 95%: of each row alone)\n"
             parts.append(title + table(rows, [*columns, "p"]))
         parts += [
             f"{one.status}: {one.trial.name}, exit code {one.exit_code}: {one.message}\n"
