@@ -15,9 +15,8 @@ from small_runs import ROOT, final_state, finish, metrics_of, start, train_here
 import widenet_jax as wj
 from widenet_jax.cli import export
 from widenet_jax.config import imports
-from widenet_jax.config.files import NO_EXPERIMENTS, load_config
+from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import file_sha256
 from widenet_jax.main import main
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.losses import LOSSES
@@ -112,45 +111,6 @@ def test_a_file_that_cannot_be_imported(
     assert main(["main", *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: --import={file}: ") and message in line
-
-
-def test_this_project_s_own_experiments_do_not_count():
-    found = imports.with_files_beside(ROOT / "configs/imagenet.py")
-    assert list(found) == [ROOT / "configs/imagenet.py"]
-
-
-def test_which_config_files_are_remembered():
-    assert imports.registers_parts(FILE)
-    experiments = {file.name for file in (ROOT / "configs").glob("*.py")} - NO_EXPERIMENTS
-    for file in (ROOT / "configs" / name for name in experiments):
-        assert not imports.registers_parts(file), file
-
-
-def test_a_file_beside_a_config_file_counts_as_part_of_it(tmp_path: Path):
-    """my.py has its parts from helper.py, which has a number from numbers.py."""
-    (tmp_path / "my.py").write_text(
-        "from configs import digits, helper\ndef get_config():\n    return digits.get_config()\n"
-    )
-    helper = "from configs import numbers\nfrom widenet_jax.nn.moe.routers import ROUTERS\n"
-    (tmp_path / "helper.py").write_text(helper)
-    seen = []
-    for number in (1, 2):
-        (tmp_path / "numbers.py").write_text(f"NUMBER = {number}\n")
-        config = load_config(str(tmp_path / "my.py"))
-        (record,) = config.imports
-        assert record.endswith(f" {tmp_path / 'my.py'}")
-        seen.append(record)
-    assert seen[0] != seen[1]
-    with pytest.raises(BadInputError, match="has changed since, or a file that it imports"):
-        imports.import_remembered({"imports": [seen[0]]}, "runs/mine")
-    older = f"sha256:{file_sha256(tmp_path / 'my.py')} {tmp_path / 'my.py'}"
-    imports.import_remembered({"imports": [older]}, "runs/mine")  # of the file alone
-    (tmp_path / "broken.py").write_text("def (")
-    (tmp_path / "my.py").write_text(
-        "from configs import digits\ndef get_config():\n    from configs import broken\n"
-    )
-    with pytest.raises(BadInputError, match="SyntaxError"):
-        load_config(str(tmp_path / "my.py"))
 
 
 def test_a_field_without_a_default_must_be_given(run: Path):
