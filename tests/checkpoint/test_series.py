@@ -16,7 +16,7 @@ from orbax.checkpoint._src.path import atomicity_defaults
 from orbax.checkpoint._src.path.atomicity import CommitFileTemporaryPath
 
 from widenet_jax.checkpoint.manifest import LEFT_OUT, write_manifest
-from widenet_jax.checkpoint.series import FORMAT_VERSION, Series
+from widenet_jax.checkpoint.series import FORMAT_VERSION, Series, steps_in
 from widenet_jax.errors import BadInputError, RunFailedError
 
 META = {"format_version": FORMAT_VERSION, "fingerprint": "f"}
@@ -151,6 +151,12 @@ def test_a_checkpoint_under_the_name_of_another_step(directory: Path, capfd, cop
 def newest_of(directory: Path, *, only: int) -> None:
     with closing(Series(epath.Path(directory), keep=2)) as series:
         series.newest(TARGET, only=only)
+
+
+def test_a_file_in_the_place_of_the_directory(tmp_path: Path):
+    (tmp_path / "best").write_text("")
+    with pytest.raises(BadInputError, match="best is a file, and must hold checkpoints"):
+        steps_in(epath.Path(tmp_path / "best"))
 
 
 def test_all_of_them_damaged(directory: Path):

@@ -289,7 +289,13 @@ def errors_of_reading(path: epath.Path) -> Iterator[None]:
 
 
 def steps_in(directory: epath.Path) -> list[int]:
-    """Lists the steps of the committed checkpoints of a directory, oldest first."""
+    """Lists the steps of the committed checkpoints of a directory, oldest first.
+
+    Raises:
+      BadInputError: it is a file.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise BadInputError(f"{directory} is a file, and must hold checkpoints; move it away")
     return sorted(ocp.utils.checkpoint_steps(directory)) if directory.exists() else []
 
 
