@@ -85,7 +85,7 @@ def evaluate(options: Options) -> None:
 
 
 def loop_rows(section: dict) -> Rows:
-    """Returns how often the groups loop, where that is not as they were trained."""
+    """Returns the number of loops of each group, where it differs from that in training."""
     from widenet_jax.nn.loop import Loop
 
     loop = Loop.of(section)

@@ -11,7 +11,7 @@ from widenet_jax.typing import Array, Shapes
 
 ADVICE = (
     "the model predicts this text no better than one that knows only how frequent its tokens are. "
-    "If it was trained for such text, and for so many loops if it loops, train longer "
+    "If it was trained for such text, and its core for this number of loops, train longer "
     "(config.duration), or with another config.optimizer.learning_rate"
 )
 

@@ -24,7 +24,8 @@ class LabelledImages:
       record_labels: the label of each record, int32 [n]; None where only reading would tell.
       left_out: how many files of the split are not read, by suffix.
       split_advice: how the split gets images of the `missing` classes; "" where it is unknown.
-      part_of: which part of a larger set these images are, and how all are had; "" for a whole set.
+      part_of: which part of a larger set these images are, and the field that gives all of them;
+        "" for a whole set.
       part_of_each_class: whether a slice has the same share of each class.
     """
 

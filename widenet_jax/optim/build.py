@@ -24,6 +24,7 @@ Fields of `config.optimizer`:
 A field that the chosen optimizer does not use has no effect.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -39,7 +40,8 @@ from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
 from widenet_jax.config.fields import check_numbers
 from widenet_jax.config.files import configs_module
-from widenet_jax.errors import BadInputError, check_fields, choose, first_line, nearest
+from widenet_jax.config.imports import place_of
+from widenet_jax.errors import BadInputError, check_fields, choose, nearest
 from widenet_jax.specs import parts
 from widenet_jax.typing import Array, PyTree
 
@@ -96,20 +98,20 @@ def build_optimizer(
     return _of_parts(optimizer, tx, factors, params_or_shapes), schedule
 
 
-def build_own(build: Callable[[], Any], params: PyTree, *, place: str) -> Transformation:
+def build_own(build: partial, params: PyTree, *, place: str) -> Transformation:
     """Builds a user's own optimizer, and traces an update, without computing it.
 
     Raises:
       BadInputError: it fails, or is none that a step can run.
     """
 
+    file = inspect.getsourcefile(build.func) or ""
+
     def tried(what: str, run: Callable, *args: Any) -> Any:
         try:
             return run(*args)
         except Exception as error:
-            raise BadInputError(
-                f"{place}: its {what} fails: {type(error).__name__}: {first_line(error)}"
-            ) from error
+            raise BadInputError(f"{place}: its {what} fails: {place_of(error, file)}") from error
 
     made = tried("function", build)
     if not (hasattr(made, "init") and hasattr(made, "update")):

@@ -65,7 +65,7 @@ def part_rows(config: ConfigDict, data: DataInfo) -> list[dict[str, Any]]:
     """Counts the parameters of a config's model part by part.
 
     Returns:
-      {part, params, blocks} for each part; `blocks` are those that run it, [] outside the stack.
+      {part, params, blocks} for each part; `blocks` are those that run it, [] outside the blocks.
 
     Raises:
       BadInputError: the config contradicts itself or the data.
@@ -75,7 +75,7 @@ def part_rows(config: ConfigDict, data: DataInfo) -> list[dict[str, Any]]:
     places, rows = places_of(model.steps()), []
     for name, params in parameter_shapes(model, input_spec(task)).items():
         if isinstance(params, Mapping) and params.keys() & places.keys():
-            found = {part: (of, places.get(part, [])) for part, of in params.items()}
+            found = {part: (of, blocks_of(part, places)) for part, of in params.items()}
         else:
             found = {"": (params, [])}
         rows += [
@@ -83,6 +83,12 @@ def part_rows(config: ConfigDict, data: DataInfo) -> list[dict[str, Any]]:
             for part, (of, blocks) in found.items()
         ]
     return rows
+
+
+def blocks_of(part: str, places: Mapping[str, list[int]]) -> list[int]:
+    """Returns the blocks that run a part, or an array in it."""
+    inside = (of for scope, of in places.items() if scope.startswith(f"{part}/"))
+    return places.get(part) or sorted({block for of in inside for block in of})
 
 
 def parts_table(name: str, rows: list[dict[str, Any]]) -> str:

@@ -170,7 +170,7 @@ def scheduled_cycles(
         return None
     trips = (instruction.iterations or 0) * chip.devices / chip.cores
     skipped = sum(
-        rows - rows / n for rows, n in zip(schedule.seldom, instruction.bounds, strict=False)
+        rows - rows / n for rows, n in zip(schedule.seldom, instruction.bounds, strict=False) if n
     )
     return schedule.once + (schedule.per_trip - skipped) * trips
 
