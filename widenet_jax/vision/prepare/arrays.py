@@ -171,14 +171,15 @@ def read_parquet(options: Options) -> Converted:
                 counts[split] += file.metadata.num_rows
     class_names = same_classes(names) or tuple(map(str, range(highest + 1)))
 
-    def examples(paths: Sequence[str]) -> Iterator[tuple[int, bytes]]:
+    def examples(paths: Sequence[str]) -> Iterator[tuple[int, bytes, str]]:
         for path in paths:
             with _open_table(path) as file:
                 batches = file.iter_batches(IMAGE_ROWS, columns=columns)
                 rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
                 for number, row in enumerate(rows):
                     image, label = (row[column] for column in columns)
-                    yield label, _image_bytes(image, f"{path} record {number}")
+                    where = f"{path} record {number}"
+                    yield label, _image_bytes(image, where), where
 
     splits = {split: examples(paths) for split, paths in files.items()}
     return Converted(class_names, splits, counts)
