@@ -5,6 +5,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pyarrow as pa
 import pytest
 from messy_photos import picture, saved, unreadable
 from preparing import (
@@ -130,6 +131,25 @@ def test_parquet(tmp_path, names):
     expected = tuple(names or ["0", "1", "2"]), [(2, photo(20)), (0, photo(0)), (1, photo(10))]
     assert read_back(tmp_path / "out") == expected
     assert read_back(tmp_path / "out", "test")[1] == [(1, photo(10))]
+
+
+def test_labels_of_text_name_the_classes_in_sorted_order(tmp_path, capsys):
+    """A column of texts, one of pandas' categories, and an array; another file may lack a class."""
+    pixels, images = np.zeros((2, 4, 4), np.uint8), [{"bytes": photo(k)} for k in range(2)]
+    make_parquet(tmp_path / "a", ["zoo", "ant"], images=images)
+    make_parquet(tmp_path / "b", pa.array(["bee", "bee"]).dictionary_encode(), images=images)
+    make_parquet(tmp_path / "c", [0, 1])
+    np.savez(tmp_path / "a.npz", images=pixels, labels=["zoo", "ant"])
+    np.savez(tmp_path / "b.npz", images=pixels, labels=["bee", "bee"])
+    for command, end in (("parquet", ""), ("npz", ".npz")):
+        out = tmp_path / command
+        splits = [f"--split={name}={tmp_path}/{name}{end}" for name in ("a", "b")]
+        assert run(command, *splits, "--out", out) == 0
+        classes, examples = read_back(out, "a")
+        assert classes == ("ant", "bee", "zoo") and [label for label, _ in examples] == [2, 0]
+        assert [label for label, _ in read_back(out, "b")[1]] == [1, 1]
+    mixed = ["parquet", f"--split=train={tmp_path}/a,{tmp_path}/c", "--out", tmp_path / "d"]
+    assert "text in some files and integers in others" in refused(capsys, *mixed)
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
