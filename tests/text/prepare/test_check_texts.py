@@ -103,6 +103,9 @@ def test_tables_without_labels(tmp_path: Path, capsys):
     assert check(capsys, other) == [
         f"{other}: no column 'text'; there are 'review', 'stars' (choose with --text_column=NAME)"
     ]
+    photos = write(tmp_path / "labels.csv", "filename,label\nphotos/a.JPG,ant\n")
+    (line,) = check(capsys, photos)
+    assert "no column 'text'; there are 'filename', 'label'; images are not read from" in line
 
 
 def test_questions(tmp_path: Path, capsys):

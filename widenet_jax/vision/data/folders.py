@@ -184,7 +184,10 @@ def check_folder(root: str, field: str = "") -> None:
             "gs://, with --config.data.source=array_record --config.data.eval_fraction=0"
         )
     if not Path(root).is_dir():
-        raise BadInputError(f"{field}{root}: no such directory")
+        problem = (
+            "a file; give a folder of class folders" if Path(root).exists() else "no such directory"
+        )
+        raise BadInputError(f"{field}{root}: {problem}")
     if (Path(root) / MANIFEST).exists() and not _subfolders(Path(root)):
         raise BadInputError(
             f"{field}{root}: a packed set, not a folder of class folders; read it with "
