@@ -35,7 +35,7 @@ def test_texts(tmp_path: Path, capsys):
     write(tmp_path / ".hidden", b"\0")
     lines = check(capsys, tmp_path)
     expected = [
-        "a.txt line 2: not UTF-8 text",
+        "a.txt line 2: not UTF-8 text; save it as UTF-8 (iconv -f latin1 -t utf8)",
         "a.txt line 4: holds a NUL character",
         "b.jsonl line 3: no text 'text'; it has body",
         "b.jsonl line 4: not valid JSON",
