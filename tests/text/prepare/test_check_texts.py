@@ -72,6 +72,7 @@ def test_tables(tmp_path: Path, capsys):
         f"{tmp_path}/train.tsv line 3: 1 columns, and the header names 2 ('text', 'label')",
         f"{tmp_path}/train.tsv line 4: 3 columns, and the header names 2 ('text', 'label')",
         "row 1 of a table is the first below its header",
+        "the texts and labels of a table are read once all its lines fit its header",
     ]
     own = write(tmp_path / "own.jsonl", '{"review": 5, "stars": 1}\n{"review": "b"}\n')
     assert check(capsys, own, "--text_column=review", "--label_column=stars") == [

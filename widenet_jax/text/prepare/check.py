@@ -48,9 +48,11 @@ def check(path: str, options: Options) -> Checked:
             bad += getattr(error, "problems", [str(error)])
         problems[file] = bad
     what = f"{len(files):,} files, {count:,} documents, rows and questions"
-    of_tables = (line for file in files if suffix_of(file) in TABLES for line in problems[file])
+    of_tables = [line for file in files if suffix_of(file) in TABLES for line in problems[file]]
     if any(" row " in line for line in of_tables):
         notes.append("row 1 of a table is the first below its header")
+    if any(" columns, and the header" in line for line in of_tables):
+        notes.append("the texts and labels of a table are read once all its lines fit its header")
     if columns["label_column"] and len(unlabelled) == sum(_is_table(f, columns) for f in files):
         return Checked(what, problems | unlabelled, notes)
     notes += [f"{f}: no label column: not for training" for f in unlabelled]
