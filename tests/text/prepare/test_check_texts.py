@@ -93,12 +93,14 @@ def test_quoted_tabs(tmp_path: Path, capsys):
 def test_tables_without_labels(tmp_path: Path, capsys):
     """GLUE's folders pass; texts in columns of another name, and labels in none, are mistakes."""
     for name in ("train", "dev"):
-        write(tmp_path / f"{name}.tsv", "sentence\tlabel\na\t0\nb\t1\n")
+        write(tmp_path / f"{name}.tsv", "sentence\tlabel\na\tno\nb\tno \nc\tNo\n")
     unlabelled = write(tmp_path / "test.tsv", "index\tsentence\n0\ta\n")
     assert run("check", tmp_path) == 0
     assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}/dev.tsv: labels: 2, with 1 ('No') to 2 ('no') rows",
+        f"{tmp_path}/train.tsv: labels: 2, with 1 ('No') to 2 ('no') rows",
         f"{unlabelled}: no label column: not for training",
-        f"{tmp_path}: 3 files, 4 documents, rows and questions; 0 problems",
+        f"{tmp_path}: 3 files, 6 documents, rows and questions; 0 problems",
     ]
     other = write(tmp_path / "other.tsv", "review\tstars\na\t1\n")
     assert check(capsys, other) == [

@@ -1,5 +1,7 @@
 """Reading of text files to their ends, to name all that a preparation or a run would refuse."""
 
+import reprlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -83,6 +85,11 @@ def read(
         if suffix_of(path) == ".tsv" and 2 * quoted > len(rows):
             what = f"{quoted:,} of {len(rows):,} texts begin and end with a quote"
             notes.append(f"{path}: {what}, which is a part of the text in .tsv, as in GLUE")
+        counts = Counter(row.label for row in rows).most_common()
+        if len(counts) > 1:
+            (high, most), (low, least) = counts[0], counts[-1]
+            of = f"{least:,} ({reprlib.repr(low)}) to {most:,} ({reprlib.repr(high)}) rows"
+            notes.append(f"{path}: labels: {len(counts):,}, with {of}")
         return len(rows)
     if suffix_of(path) == ".json" and b'"paragraphs"' in beginning:
         return len(read_questions(epath.Path(path)))
