@@ -68,7 +68,8 @@ def test_evaluate_an_export_into_files(exported, digits_run, tmp_path, capsys, d
 def test_evaluate_for_people_on_another_split(digits_run, capsys):
     assert run("evaluate", f"--workdir={digits_run}", "--config.data.eval_split=train") == 0
     out = capsys.readouterr().out
-    assert "images             1,437" in out and "hardest classes" in out
+    assert "images                      1,437" in out and "hardest classes" in out
+    assert "share of the largest class  10.16%" in out
     assert "balanced accuracy" in out and out.count(" (95%: ") == 4
 
 

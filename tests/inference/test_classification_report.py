@@ -34,7 +34,7 @@ def test_by_hand():
     Wilson's interval of 5 of 8 is 30.57 to 86.32%; equal losses have no spread.
     """
     found = BY_HAND.as_json("images")
-    assert (found["images"], found["top_1"]) == (8, 5 / 8)
+    assert (found["images"], found["top_1"], found["largest_class"]) == (8, 5 / 8, 0.5)
     assert found["per_class"] == {"cat": 0.75, "dog": 0.5}
     assert found["balanced_accuracy"] == 0.625
     intervals = found["intervals"]

@@ -152,6 +152,7 @@ def evaluate_classifier(
             for name in shares
             if name in result
         ),
+        ("share of the largest class", f"{result['largest_class']:.2%}"),
         ("cross-entropy", f"{result['cross_entropy']:.4f}{loss}"),
         ("hardest classes", ", ".join(f"{name} {share:.1%}" for name, share in worst)),
         ("taken for another", confused or "none"),

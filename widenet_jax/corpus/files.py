@@ -77,7 +77,7 @@ def decoded(text: bytes, where: str, first_line: int | None = None) -> str:
             return text.decode()
         place, problem = text.index(b"\0"), "holds a NUL character, so is not text; remove it"
     except UnicodeDecodeError as error:
-        place, problem = error.start, "not UTF-8 text; save the file as UTF-8"
+        place, problem = error.start, "not UTF-8 text; save it as UTF-8 (iconv -f latin1 -t utf8)"
     if first_line is not None:
         where += f" line {first_line + text.count(NEWLINE, 0, place)}"
     raise BadInputError(f"{where}: {problem}")

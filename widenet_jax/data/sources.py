@@ -61,9 +61,9 @@ def build_source(
         )
     if data.get("eval_fraction") and not spec.holds_out:
         raise BadInputError(
-            f"--{FRACTION_FIELD}=0 is all that source={name} takes: its own splits "
-            "divide it (config.data.train_split, config.data.eval_split); if it has one only, and "
-            "its images are in mixed order, take slices, as in "
+            f"add --{FRACTION_FIELD}=0, all that source={name} takes: its own splits divide "
+            "it (config.data.train_split, config.data.eval_split); if it has one only, and its "
+            f"images are in mixed order, take slices, as in --{FRACTION_FIELD}=0 "
             "--config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
         )
     build, info = resolve(spec.open), info or {}

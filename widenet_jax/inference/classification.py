@@ -45,7 +45,8 @@ class Accuracy:
     def as_json(self, unit: str) -> dict[str, Any]:
         """Returns the number of examples, called `unit`, and the numbers over them.
 
-        "top_5" is left out where there are no more than 5 classes. "per_class" is the top-1
+        "top_5" is left out where there are no more than 5 classes. "largest_class" is the share of
+        the most frequent class, which always answering it would get right. "per_class" is the top-1
         accuracy of every class that has examples, "balanced_accuracy" its mean over these classes.
         "intervals" has the 95% interval of every metric, by Wilson, or of the loss by bootstrap.
         """
@@ -62,6 +63,7 @@ class Accuracy:
         return {
             unit: n,
             **shares,
+            "largest_class": float(counts.max() / n),
             "balanced_accuracy": float((right / counts).mean()),
             "cross_entropy": float(self.losses.mean()),
             "intervals": intervals,

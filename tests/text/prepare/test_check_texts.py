@@ -35,7 +35,7 @@ def test_texts(tmp_path: Path, capsys):
     write(tmp_path / ".hidden", b"\0")
     lines = check(capsys, tmp_path)
     expected = [
-        "a.txt line 2: not UTF-8 text",
+        "a.txt line 2: not UTF-8 text; save it as UTF-8 (iconv -f latin1 -t utf8)",
         "a.txt line 4: holds a NUL character",
         "b.jsonl line 3: no text 'text'; it has body",
         "b.jsonl line 4: not valid JSON",
@@ -72,6 +72,7 @@ def test_tables(tmp_path: Path, capsys):
         f"{tmp_path}/train.tsv line 3: 1 columns, and the header names 2 ('text', 'label')",
         f"{tmp_path}/train.tsv line 4: 3 columns, and the header names 2 ('text', 'label')",
         "row 1 of a table is the first below its header",
+        "the texts and labels of a table are read once all its lines fit its header",
     ]
     own = write(tmp_path / "own.jsonl", '{"review": 5, "stars": 1}\n{"review": "b"}\n')
     assert check(capsys, own, "--text_column=review", "--label_column=stars") == [
@@ -92,17 +93,22 @@ def test_quoted_tabs(tmp_path: Path, capsys):
 def test_tables_without_labels(tmp_path: Path, capsys):
     """GLUE's folders pass; texts in columns of another name, and labels in none, are mistakes."""
     for name in ("train", "dev"):
-        write(tmp_path / f"{name}.tsv", "sentence\tlabel\na\t0\nb\t1\n")
+        write(tmp_path / f"{name}.tsv", "sentence\tlabel\na\tno\nb\tno \nc\tNo\n")
     unlabelled = write(tmp_path / "test.tsv", "index\tsentence\n0\ta\n")
     assert run("check", tmp_path) == 0
     assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}/dev.tsv: labels: 2, with 1 ('No') to 2 ('no') rows",
+        f"{tmp_path}/train.tsv: labels: 2, with 1 ('No') to 2 ('no') rows",
         f"{unlabelled}: no label column: not for training",
-        f"{tmp_path}: 3 files, 4 documents, rows and questions; 0 problems",
+        f"{tmp_path}: 3 files, 6 documents, rows and questions; 0 problems",
     ]
     other = write(tmp_path / "other.tsv", "review\tstars\na\t1\n")
     assert check(capsys, other) == [
         f"{other}: no column 'text'; there are 'review', 'stars' (choose with --text_column=NAME)"
     ]
+    photos = write(tmp_path / "labels.csv", "filename,label\nphotos/a.JPG,ant\n")
+    (line,) = check(capsys, photos)
+    assert "no column 'text'; there are 'filename', 'label'; images are not read from" in line
 
 
 def test_questions(tmp_path: Path, capsys):

@@ -52,7 +52,15 @@ def test_mistakes_in_the_path_or_the_split(folder):
     data = {"source": "image_folder", "path": str(folder)}
     assert "no split 'test'; there are train, val" in refused(data, "test")
     assert "no such directory" in refused(data | {"path": str(folder / "nowhere")}, "train")
+    message = refused(data | {"path": str(folder / "val/ant/notes.txt")}, "train")
+    assert message.endswith("/notes.txt: a file; give a folder of class folders")
     assert "from local disks only" in refused(data | {"path": "gs://bucket/photos"}, "train")
+    records.write_set(folder / "set", {"train": [(0, b"")]}, class_names="a", provenance={})
+    message = refused(data | {"path": str(folder / "set"), "eval_fraction": 0.1}, "train")
+    fields = "--config.data.source=array_record --config.data.eval_fraction=0"
+    assert message.startswith(f"config.data.path={folder}/set: a packed set, ")
+    assert message.endswith(fields)
+    (folder / records.MANIFEST).write_text("of another program")
     (folder / "train3").mkdir()
     assert "has no class folders" in refused(data, "train3")
 

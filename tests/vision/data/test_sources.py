@@ -95,5 +95,6 @@ def test_a_slice_has_these_digits_of_the_split():
     assert build_source({"source": "digits"}, "train[:3]").missing  # three digits, ten classes
     assert "no image in this slice" in refused({"source": "digits"}, "train[9000:]")
     message = refused({"source": "digits", "eval_fraction": 0.1}, "train")
-    assert "source=digits takes: its own splits divide it (config.data.train_split, " in message
-    assert "take slices, as in --config.data.train_split='train[:90%]'" in message
+    assert message.startswith("add --config.data.eval_fraction=0, all that source=digits takes: ")
+    slices = "--config.data.eval_fraction=0 --config.data.train_split='train[:90%]'"
+    assert f"take slices, as in {slices}" in message

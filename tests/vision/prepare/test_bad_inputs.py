@@ -92,6 +92,7 @@ def flipped(key: str) -> Make:
 TERABYTES = "(1099511627776,)"
 NPZ: dict[str, tuple[Make, str]] = {
     "labels of floats": (arrays(labels=np.array([0.0, 1.0])), "labels must be integers"),
+    "labels of text beside names": (arrays(labels=np.array(["a", "b"])), ": labels must be int"),
     "a negative label": (arrays(labels=np.array([0, -1])), "record 1: label -1 has no class name"),
     "a label too high": (arrays(labels=np.array([7, 0])), "record 0: label 7 has no class name"),
     "offsets past the end": (arrays(offsets=np.array([0, 5, 1 << 40])), "offsets do not fit"),

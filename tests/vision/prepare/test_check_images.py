@@ -44,15 +44,19 @@ def test_check_counts_the_images_of_each_class(tmp_path, capsys):
     counts = {"train/ant": 7, "train/bee": 3, "val/ant": 5, "val/bee": 6}
     for name, count in counts.items():
         for i in range(count):
-            write(tmp_path / name / f"{i}.png", saved(picture(i), "PNG"))
-    write(tmp_path / "stray.png", saved(picture(), "PNG"))
-    write(tmp_path / ".thumbs" / "0.png", saved(picture(), "PNG"))
+            write(
+                tmp_path / name / f"{i}.png", saved(picture(len([*tmp_path.rglob("*.png")])), "PNG")
+            )
+    write(tmp_path / "stray.png", saved(picture(3), "PNG"))
+    write(tmp_path / ".thumbs" / "0.png", saved(picture(99), "PNG"))
+    copies = f"{tmp_path}/stray.png = {tmp_path}/train/ant/3.png"
     assert run("check", f"{tmp_path}/") == 0
     assert capsys.readouterr().out.splitlines()[:-1] == [
         f"{tmp_path}/train: class folders: 2, with 3 (bee) to 7 (ant) images",
         f"{tmp_path}/val: class folders: 2, with 5 (ant) to 6 (bee) images",
         f"{tmp_path}/train/bee: images: only 3",
         f"{tmp_path}: images in no class folder: 1 (stray.png)",
+        f"{tmp_path}/: images with copies, which evaluation may get: 1 ({copies})",
     ]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pyarrow as pa
 import pytest
 from messy_photos import picture, saved, unreadable
 from preparing import (
@@ -60,7 +61,8 @@ def test_damaged_files_are_packed_and_named(tmp_path, capsys):
     packing = ["image_folder", "--input", folder]
     assert run(*packing, "--out", tmp_path / "out") == 0
     warning = capsys.readouterr().err
-    assert "cannot be read: image 2 of train: damaged or truncated, cannot be decoded" in warning
+    first = f"{folder}/train/cat/10.jpg: damaged or truncated, cannot be decoded"
+    assert f"cannot be read: {first}" in warning
     assert f"and {len(bad) - 5} more" in warning
     assert read_back(tmp_path / "out")[1][2] == (0, bad[-1])
     assert run(*packing, "--out", tmp_path / "out", "--overwrite", "--json") == 0
@@ -131,17 +133,41 @@ def test_parquet(tmp_path, names):
     assert read_back(tmp_path / "out", "test")[1] == [(1, photo(10))]
 
 
+def test_labels_of_text_name_the_classes_in_sorted_order(tmp_path, capsys):
+    """A column of texts, one of pandas' categories, and an array; another file may lack a class."""
+    pixels, images = np.zeros((2, 4, 4), np.uint8), [{"bytes": photo(k)} for k in range(2)]
+    make_parquet(tmp_path / "a", ["zoo", "ant"], images=images)
+    make_parquet(tmp_path / "b", pa.array(["bee", "bee"]).dictionary_encode(), images=images)
+    make_parquet(tmp_path / "c", [0, 1])
+    np.savez(tmp_path / "a.npz", images=pixels, labels=["zoo", "ant"])
+    np.savez(tmp_path / "b.npz", images=pixels, labels=["bee", "bee"])
+    for command, end in (("parquet", ""), ("npz", ".npz")):
+        out = tmp_path / command
+        splits = [f"--split={name}={tmp_path}/{name}{end}" for name in ("a", "b")]
+        assert run(command, *splits, "--out", out) == 0
+        classes, examples = read_back(out, "a")
+        assert classes == ("ant", "bee", "zoo") and [label for label, _ in examples] == [2, 0]
+        assert [label for label, _ in read_back(out, "b")[1]] == [1, 1]
+    mixed = ["parquet", f"--split=train={tmp_path}/a,{tmp_path}/c", "--out", tmp_path / "d"]
+    assert "text in some files and integers in others" in refused(capsys, *mixed)
+
+
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_tar_of_class_folders(tmp_path, mode):
+def test_tar_of_class_folders(tmp_path, capsys, mode):
     members = {"set/zoo/1.jpg": photo(1), "set/ant/2.JPEG": photo(2), "set/readme.txt": b"x"}
-    make_tar(tmp_path / "a.tar", members, mode)
-    assert run("tar", "--split", f"train={tmp_path}/a.tar", "--out", tmp_path / "out") == 0
+    make_tar(tmp_path / "a.tar", members | {"set/zoo/3.png": b"", "set/zoo/4.HEIC": b"x"}, mode)
+    packing = ["tar", "--split", f"train={tmp_path}/a.tar", "--out", tmp_path / "out"]
+    assert run(*packing, "--skip_bad") == 0
     assert read_back(tmp_path / "out") == (("ant", "zoo"), [(1, photo(1)), (0, photo(2))])
+    report, warning = capsys.readouterr()
+    assert report.endswith("2 files left out (.heic 1, .txt 1)\n")
+    assert f"{tmp_path}/a.tar:set/zoo/3.png: empty file" in warning
 
 
-def test_tar_of_one_archive_a_class_and_a_flat_one_with_labels(tmp_path):
+def test_tar_of_one_archive_a_class_and_a_flat_one_with_labels(tmp_path, capsys):
+    photos = {"n02_1.JPEG": photo(21), "n02_2.HEIC": b"x"}
     inner = {
-        "n02.tar": make_tar(tmp_path / "2", {"n02_1.JPEG": photo(21)}).read_bytes(),
+        "n02.tar": make_tar(tmp_path / "2", photos).read_bytes(),
         "n01.tar": make_tar(tmp_path / "1", {"n01_9.JPEG": photo(11)}).read_bytes(),
     }
     make_tar(tmp_path / "train.tar", inner)
@@ -149,6 +175,7 @@ def test_tar_of_one_archive_a_class_and_a_flat_one_with_labels(tmp_path):
     labels = write(tmp_path / "labels.txt", "V_1.JPEG n02\nV_2.JPEG n01\n")
     options = ["--split", f"train={tmp_path}/train.tar", "--split", f"val={tmp_path}/val.tar"]
     assert run("tar", *options, "--labels", labels, "--out", tmp_path / "o") == 0
+    assert "1 file left out (.heic 1)" in capsys.readouterr().out
     assert read_back(tmp_path / "o") == (("n01", "n02"), [(1, photo(21)), (0, photo(11))])
     assert read_back(tmp_path / "o", "val")[1] == [(1, photo(31)), (0, photo(32))]
 

@@ -5,6 +5,7 @@ number a file gives it.
 """
 
 import itertools
+import mimetypes
 import reprlib
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -287,6 +288,10 @@ def layout_of(
     for field, name in zip(fields, layout, strict=True):
         if name and name not in columns and (labelled or field != "label_column"):
             problem = f"{file}: no column {name!r}; there are {shown(list(columns))}"
+            firsts = [str(cells[0]) for cells in columns.values() if cells]
+            if any("image/" in (mimetypes.guess_type(cell)[0] or "") for cell in firsts):
+                advice = "put each image into a folder of its class, or give pairs to wj.train"
+                raise BadInputError(f"{problem}; images are not read from a table: {advice}")
             raise MissingColumnError(problem, field)
     return layout
 

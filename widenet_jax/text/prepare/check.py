@@ -1,5 +1,7 @@
 """Reading of text files to their ends, to name all that a preparation or a run would refuse."""
 
+import reprlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -48,9 +50,11 @@ def check(path: str, options: Options) -> Checked:
             bad += getattr(error, "problems", [str(error)])
         problems[file] = bad
     what = f"{len(files):,} files, {count:,} documents, rows and questions"
-    of_tables = (line for file in files if suffix_of(file) in TABLES for line in problems[file])
+    of_tables = [line for file in files if suffix_of(file) in TABLES for line in problems[file]]
     if any(" row " in line for line in of_tables):
         notes.append("row 1 of a table is the first below its header")
+    if any(" columns, and the header" in line for line in of_tables):
+        notes.append("the texts and labels of a table are read once all its lines fit its header")
     if columns["label_column"] and len(unlabelled) == sum(_is_table(f, columns) for f in files):
         return Checked(what, problems | unlabelled, notes)
     notes += [f"{f}: no label column: not for training" for f in unlabelled]
@@ -81,6 +85,11 @@ def read(
         if suffix_of(path) == ".tsv" and 2 * quoted > len(rows):
             what = f"{quoted:,} of {len(rows):,} texts begin and end with a quote"
             notes.append(f"{path}: {what}, which is a part of the text in .tsv, as in GLUE")
+        counts = Counter(row.label for row in rows).most_common()
+        if len(counts) > 1:
+            (high, most), (low, least) = counts[0], counts[-1]
+            of = f"{least:,} ({reprlib.repr(low)}) to {most:,} ({reprlib.repr(high)}) rows"
+            notes.append(f"{path}: labels: {len(counts):,}, with {of}")
         return len(rows)
     if suffix_of(path) == ".json" and b'"paragraphs"' in beginning:
         return len(read_questions(epath.Path(path)))

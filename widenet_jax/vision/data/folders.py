@@ -16,6 +16,7 @@ import numpy as np
 from widenet_jax.data.contents import THREADS
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import LabelledImages, check_class_names, counts_text
+from widenet_jax.data.records import MANIFEST
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
 from widenet_jax.data.splits import check_split, parse_slice, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, check_range
@@ -175,7 +176,7 @@ class ImageFolder(LabelledImages):
 
 
 def check_folder(root: str, field: str = "") -> None:
-    """Raises BadInputError unless `root` is a local directory; `field` names it in messages."""
+    """Raises BadInputError unless `root`, which `field` names, is a local folder and not packed."""
     if is_remote(root):
         raise BadInputError(
             f"{field}{root}: image folders are read from local disks only; pack it on a machine "
@@ -183,7 +184,15 @@ def check_folder(root: str, field: str = "") -> None:
             "gs://, with --config.data.source=array_record --config.data.eval_fraction=0"
         )
     if not Path(root).is_dir():
-        raise BadInputError(f"{field}{root}: no such directory")
+        problem = (
+            "a file; give a folder of class folders" if Path(root).exists() else "no such directory"
+        )
+        raise BadInputError(f"{field}{root}: {problem}")
+    if (Path(root) / MANIFEST).exists() and not _subfolders(Path(root)):
+        raise BadInputError(
+            f"{field}{root}: a packed set, not a folder of class folders; read it with "
+            "--config.data.source=array_record --config.data.eval_fraction=0"
+        )
 
 
 def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:

@@ -10,9 +10,11 @@ where gzip, bzip2 and xz verify their checksums.
 """
 
 import contextlib
+import itertools
 import lzma
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -24,7 +26,7 @@ from widenet_jax.config.parser import Options
 from widenet_jax.corpus.readers import opened
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, read_text
 from widenet_jax.errors import BadInputError
-from widenet_jax.vision.data.folders import IMAGE_SUFFIXES
+from widenet_jax.vision.data.folders import kind_left_out
 from widenet_jax.vision.prepare.packing import Converted, check_labels, split_files
 
 CIFAR_CLASSES = 10
@@ -179,19 +181,22 @@ def read_tar(options: Options) -> Converted:
     files = split_files(options.input)
     names: set[str] = set()
     counts: dict[str, int | None] = {}
+    left_out: Counter[str] = Counter()
     for split, paths in files.items():
-        found = [(_class_of(m, labels_by_name), m.is_archive) for m in _wanted(paths)]
+        wanted = _wanted(itertools.chain(*map(read_archive, paths)), Counter())
+        found = [(_class_of(m, labels_by_name), m.is_archive) for m in wanted]
         names.update(name for name, _ in found)
         counts[split] = None if any(is_archive for _, is_archive in found) else len(found)
     label_of = {name: label for label, name in enumerate(sorted(names))}
 
-    def examples(paths: Iterable[str]) -> Iterator[tuple[int, bytes]]:
-        for member in _wanted(paths):
+    def examples(paths: Iterable[str]) -> Iterator[tuple[int, bytes, str]]:
+        for member in _wanted(itertools.chain(*map(read_archive, paths)), left_out):
             label = label_of[_class_of(member, labels_by_name)]
-            for image in _images_of(member):
-                yield label, image.read()
+            for image in _images_of(member, left_out):
+                yield label, image.read(), image.where
 
-    return Converted(tuple(label_of), {k: examples(v) for k, v in files.items()}, counts)
+    splits = {split: examples(paths) for split, paths in files.items()}
+    return Converted(tuple(label_of), splits, counts, left_out=left_out)
 
 
 def _read_labels(path: str) -> dict[str, str]:
@@ -202,14 +207,14 @@ def _read_labels(path: str) -> dict[str, str]:
     return {pair[0]: pair[1].strip() for pair in pairs if pair}
 
 
-def _wanted(paths: Iterable[str]) -> Iterator[Member]:
-    """Yields the images and the inner archives of some archives."""
-    for path in paths:
-        yield from filter(_is_wanted, read_archive(path))
-
-
-def _is_wanted(member: Member) -> bool:
-    return member.is_archive or member.name.lower().endswith(IMAGE_SUFFIXES)
+def _wanted(found: Iterable[Member], left_out: Counter[str]) -> Iterator[Member]:
+    """Yields images and inner archives; counts all others by kind."""
+    for member in found:
+        kind = None if member.is_archive else kind_left_out(Path(member.name).name)
+        if kind is None:
+            yield member
+        else:
+            left_out[kind] += 1
 
 
 def _class_of(member: Member, labels_by_name: Mapping[str, str]) -> str:
@@ -222,12 +227,12 @@ def _class_of(member: Member, labels_by_name: Mapping[str, str]) -> str:
     return label
 
 
-def _images_of(member: Member) -> Iterator[Member]:
+def _images_of(member: Member, left_out: Counter[str]) -> Iterator[Member]:
     """Yields an image itself, or the images of an inner archive."""
     if not member.is_archive:
         yield member
         return
-    for image in filter(_is_wanted, members(member.content, member.where)):
+    for image in _wanted(members(member.content, member.where), left_out):
         if image.is_archive:
             raise BadInputError(f"{image.where}: an archive in an inner archive; unpack it")
         yield image

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import cv2
@@ -12,6 +12,7 @@ from numpy.lib import format as npy
 from widenet_jax.config.parser import Options
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, open_input, open_parquet
 from widenet_jax.data.input_files import class_names as class_names_of
+from widenet_jax.data.labelled import names_text
 from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.vision.prepare.packing import Converted, check_labels, same_classes, split_files
 
@@ -27,10 +28,10 @@ def read_npz(options: Options) -> Converted:
     """Reads .npz files of images and their labels.
 
     A file holds `images` (uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3]), which become PNG files,
-    and `labels` (integers [n]), perhaps `class_names` ([classes]). Or it is a pack of encoded
-    images: `jpeg` (uint8, all files end to end), `offsets` (integers [n + 1]), `labels` and
-    `class_names`, where image i is jpeg[offsets[i]:offsets[i + 1]]; these are streamed, never held
-    together.
+    and `labels` (integers [n], perhaps with `class_names`, [classes], or text [n]). Or it is a pack
+    of encoded images: `jpeg` (uint8, all files end to end), `offsets` (integers [n + 1]), `labels`
+    and `class_names`, where image i is jpeg[offsets[i]:offsets[i + 1]]; these are streamed, never
+    held together.
 
     Raises:
       BadInputError: a file is damaged, or holds other arrays.
@@ -48,7 +49,8 @@ def read_npz(options: Options) -> Converted:
         for path in paths:
             with _open_pack(path) as pack:
                 if sizes[path] is None:
-                    yield from zip(labels[path].tolist(), map(png, pack["images"]), strict=True)
+                    own = (number_of.get(label, label) for label in labels[path].tolist())
+                    yield from zip(own, map(png, pack["images"]), strict=True)
                     continue
                 with _open_images(pack) as (content, _):
                     own = zip(labels[path].tolist(), sizes[path].tolist(), strict=True)
@@ -57,8 +59,19 @@ def read_npz(options: Options) -> Converted:
 
     counts = {split: sum(len(labels[path]) for path in files[split]) for split in files}
     splits = {split: examples(paths) for split, paths in files.items()}
-    highest = max((int(of.max(initial=0)) for of in labels.values()), default=0)
-    return Converted(same_classes(names) or tuple(map(str, range(highest + 1))), splits, counts)
+    class_names = _names_of(set().union(*(of.tolist() for of in labels.values())), names)
+    number_of = {name: number for number, name in enumerate(class_names)}
+    return Converted(class_names, splits, counts)
+
+
+def _names_of(labels: set, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns the class names of labels: texts, sorted, or of integers `names`, or "0", "1", ..."""
+    if len({*map(type, labels)}) > 1:
+        problem = "labels are text in some files and integers in others; give text in all"
+        raise BadInputError(f"{names_text([*names])}: {problem}")
+    if labels and isinstance(min(labels), str):
+        return tuple(sorted(labels))
+    return same_classes(names) or tuple(map(str, range(max(labels, default=0) + 1)))
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -105,7 +118,8 @@ def _pixel_tables(pack: Any, path: str) -> tuple[tuple[str, ...], np.ndarray, No
         )
     if len(labels) != len(images):
         raise BadInputError(f"{path}: {len(images)} images and {len(labels)} labels")
-    check_labels(labels, path, len(names) or MAX_CLASSES)
+    if labels.dtype.kind != "U":
+        check_labels(labels, path, len(names) or MAX_CLASSES)
     return names, labels, None
 
 
@@ -118,14 +132,14 @@ def _read_tables(pack: Any, path: str, *keys: str) -> dict[str, np.ndarray]:
         )
     tables = {}
     for key in keys:
-        kinds = "Uiu" if key == "class_names" else "iu"
+        kinds = "Uiu" if key == "class_names" or keys == ("labels",) else "iu"
         if pack.zip.getinfo(f"{key}.npy").file_size > MAX_TABLE_BYTES:
             raise ValueError(f"{key} is larger than any image set's")
         table = tables[key] = pack[key]
         if table.dtype.kind not in kinds or table.ndim != 1:
             allowed = "text or integers" if "U" in kinds else "integers"
             found = f"{table.dtype} of shape {table.shape}"
-            raise ValueError(f"{key} must be {allowed} [n], not {found}")
+            raise BadInputError(f"{path}: {key} must be {allowed} [n], not {found}")
     return tables
 
 
@@ -150,15 +164,15 @@ def _tables(pack: Any, path: str) -> tuple[tuple[str, ...], np.ndarray, np.ndarr
 
 
 def read_parquet(options: Options) -> Converted:
-    """Reads parquet files of images, each bytes or a struct {bytes, path}, with an integer label.
+    """Reads parquet files of images, each bytes or a struct {bytes, path}, with a label.
 
-    Class names come from the description that the `datasets` library stores in the file. Without
-    one, the labels that the files hold are numbered: "0", "1", ...
+    A label is a text, the class's name, or an integer. The names of integers come from the
+    description that the `datasets` library stores in the file; without one they are "0", "1", ...
 
     Raises:
       BadInputError: a file is damaged, or has other columns, or a label is no class.
     """
-    files, names, highest = split_files(options.input), {}, 0
+    files, names, found = split_files(options.input), {}, set()
     columns = [options.image_column, options.label_column]
     counts: dict[str, int | None] = dict.fromkeys(files, 0)
     for split, paths in files.items():
@@ -167,18 +181,20 @@ def read_parquet(options: Options) -> Converted:
                 _check_columns(file.schema_arrow, path, *columns)
                 names[path] = class_names_of(file.schema_arrow.metadata, columns[1])
                 num_classes = len(names[path]) or MAX_CLASSES
-                highest = max(highest, _highest_label(file, path, columns[1], num_classes))
+                found |= _labels_of(file, path, columns[1], num_classes)
                 counts[split] += file.metadata.num_rows
-    class_names = same_classes(names) or tuple(map(str, range(highest + 1)))
+    class_names = _names_of(found, names)
+    number_of = {name: number for number, name in enumerate(class_names)}
 
-    def examples(paths: Sequence[str]) -> Iterator[tuple[int, bytes]]:
+    def examples(paths: Sequence[str]) -> Iterator[tuple[int, bytes, str]]:
         for path in paths:
             with _open_table(path) as file:
                 batches = file.iter_batches(IMAGE_ROWS, columns=columns)
                 rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
                 for number, row in enumerate(rows):
                     image, label = (row[column] for column in columns)
-                    yield label, _image_bytes(image, f"{path} record {number}")
+                    where = f"{path} record {number}"
+                    yield number_of.get(label, label), _image_bytes(image, where), where
 
     splits = {split: examples(paths) for split, paths in files.items()}
     return Converted(class_names, splits, counts)
@@ -198,27 +214,31 @@ def _check_columns(schema: Any, path: str, image_column: str, label_column: str)
             known = f"there are {', '.join(schema.names)} (choose with {option})"
             raise BadInputError(f"{path}: no column {column!r}; {known}")
     label, image = schema.field(label_column).type, schema.field(image_column).type
-    if not pa.types.is_integer(label):
-        raise BadInputError(f"{path}: column {label_column!r} holds {label}; needs integers")
+    label = label.value_type if pa.types.is_dictionary(label) else label
+    if not (pa.types.is_integer(label) or label in (pa.string(), pa.large_string())):
+        raise BadInputError(
+            f"{path}: column {label_column!r} holds {label}; needs integers or text"
+        )
     if pa.types.is_struct(image) and image.get_field_index("bytes") >= 0:
         image = image.field("bytes").type
     if not (pa.types.is_binary(image) or pa.types.is_large_binary(image)):
         raise BadInputError(f"{path}: column {image_column!r} holds {image}; needs images as bytes")
 
 
-def _highest_label(file: Any, path: str, column: str, num_classes: int) -> int:
-    """Checks all labels of a file and returns the highest; 0 for an empty file."""
-    highest = row = 0
+def _labels_of(file: Any, path: str, column: str, num_classes: int) -> set:
+    """Checks all labels of a file and returns those that occur."""
+    found, row = set(), 0
     for batch in file.iter_batches(LABEL_ROWS, columns=[column]):
         labels = batch.column(0)
         if labels.null_count:
             row += labels.is_null().index(True).as_py()
             raise BadInputError(f"{path} record {row}: column {column!r} is null; needs a label")
-        values = labels.to_numpy()
-        check_labels(values, path, num_classes, first=row)
-        highest = max(highest, int(values.max(initial=0)))
+        values = labels.to_numpy(zero_copy_only=False)
+        if values.dtype.kind in "iu":
+            check_labels(values, path, num_classes, first=row)
+        found.update(values.tolist())
         row += len(values)
-    return highest
+    return found
 
 
 def check_size(num_bytes: int, where: str) -> None:

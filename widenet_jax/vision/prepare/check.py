@@ -1,5 +1,6 @@
 """Decoding of images, to name all that training could not read."""
 
+import hashlib
 import mimetypes
 import os
 from collections import Counter
@@ -30,6 +31,7 @@ LEAST = 5  # images; a class with fewer is named
 def check(path: str, options: Options) -> Checked | None:
     """Decodes an image, or every image in a folder; None where there are other files alone."""
     images, left_out, empty = [], {}, []
+    same: dict[bytes, list[str]] = {}  # by their hash
     for file in walk(path) if os.path.isdir(path) else [path]:
         if os.path.isdir(file):
             empty.append(file)
@@ -42,12 +44,17 @@ def check(path: str, options: Options) -> Checked | None:
     if not images and not all(_hidden(file, path) or _is_image(file) for file in left_out):
         return None
     with futures.ThreadPoolExecutor() as pool:
-        lines = pool.map(problem_of, [partial(check_file, file) for file in images])
+        lines = pool.map(problem_of, [partial(check_file, file, same) for file in images])
         found = list(tqdm.tqdm(lines, desc="check", total=len(images), unit="image"))
     problems = {file: [line] for file, line in zip(images, found, strict=True) if line}
     notes = [f"{file}: left out ({kind})" for file, kind in left_out.items()]
     notes += [f"{file}: an empty folder" for file in empty]
     notes += class_notes([file for file in images if not _hidden(file, path)], path)
+    if copies := sorted(sorted(files) for files in same.values() if len(files) > 1):
+        names = names_text([names_text(files, " = ") for files in copies], "; ")
+        notes.append(
+            f"{path}: images with copies, which evaluation may get: {len(copies):,} ({names})"
+        )
     what = f"{len(images):,} images"
     if left_out:
         what += f", {left_out_text(Counter(left_out.values()))}"
@@ -92,10 +99,12 @@ def verdict(path: str, problems: Collection[str]) -> str:
     )
 
 
-def check_file(path: str) -> None:
-    """Raises BadInputError unless an image file can be decoded."""
+def check_file(path: str, same: dict[bytes, list[str]]) -> None:
+    """Adds an image file to those with the same bytes; raises BadInputError if it is unreadable."""
     try:
-        decode(read_regular(path), path)
+        content = read_regular(path)
+        decode(content, path)
+        same.setdefault(hashlib.sha256(content).digest(), []).append(path)
     except OSError as error:
         raise BadInputError(f"{path}: {error.strerror}; replace or remove it") from None
 

@@ -1,7 +1,7 @@
 """Packing of image sets in other layouts into ArrayRecord files, and readers of two layouts: image
 folders and TFDS sets.
 
-A reader turns the options of its subcommand into a `Converted`, whose (label, encoded image) pairs
+A reader turns the options of its subcommand into a `Converted`, whose labels and encoded images
 `records.write_set` packs. `archives` and `arrays` hold the other readers. A new layout is one new
 reader, and a subcommand in `command`. JPEG and PNG files are kept byte for byte. Nothing is
 unpickled.
@@ -36,15 +36,15 @@ class Converted:
 
     Attributes:
       class_names: label k is class_names[k].
-      splits: for each split an iterable, to be read once, of (label, encoded image); the error in
-        place of the image where a file cannot be read.
+      splits: for each split an iterable, to be read once, of (label, encoded image), perhaps with
+        the image's name; the error in place of the image where a file cannot be read.
       counts: images of each split, for the progress bar; None where unknown before the end.
       notes: lines for the user.
       left_out: how many files are not read, by suffix.
     """
 
     class_names: tuple[str, ...]
-    splits: Mapping[str, Iterable[tuple[int, bytes | BadExampleError]]]
+    splits: Mapping[str, Iterable[tuple]]
     counts: Mapping[str, int | None]
     notes: Sequence[str] = ()
     left_out: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -105,12 +105,13 @@ def examined(
             yield label, image
 
 
-def decoded(split: str, numbered: tuple[int, tuple[int, bytes | BadExampleError]]) -> tuple:
+def decoded(split: str, numbered: tuple[int, tuple]) -> tuple:
     """Returns the label, the image and its problem (or None) of a numbered example."""
-    number, (label, image) = numbered
+    number, (label, image, *name) = numbered
     if isinstance(image, BadExampleError):
         return label, image, str(image)
-    return label, image, problem_of(partial(files.decode, image, f"image {number:,} of {split}"))
+    where = name[0] if name else f"image {number:,} of {split}"
+    return label, image, problem_of(partial(files.decode, image, where))
 
 
 def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
@@ -210,11 +211,11 @@ def read_image_folder(options: Options) -> Converted:
                 raise BadInputError(f"{root}: split {lacks}; {source.split_advice or advice}")
             notes.append(lacks + (source.split_advice and f"; {source.split_advice}"))
 
-    def examples(source: folders.ImageFolder) -> Iterator[tuple[int, bytes | BadExampleError]]:
+    def examples(source: folders.ImageFolder) -> Iterator[tuple]:
         labels = [class_names.index(name) for name in source.class_names]
         for index, label in enumerate(source.record_labels):
             try:
-                yield labels[label], source[index]["image"]
+                yield labels[label], source[index]["image"], source.describe(index)
             except BadExampleError as error:
                 yield labels[label], error
 
