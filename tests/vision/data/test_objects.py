@@ -57,6 +57,19 @@ def test_labels_are_names_or_numbers():
     assert named.describe(1) == "data[1]"
 
 
+def test_numbers_that_are_names_are_no_places():
+    """Classes 1 and 2 stay two; names without `classes` have no places."""
+    for classes in ([1, 2], np.array([1, 2]), (1.0, 2.0)):
+        kind = type("Numbered", (list,), {"classes": classes})
+        found = split((GREY, 1), (GREY, 2), (GREY, 0), kind=kind)
+        assert [found[i]["label"] for i in range(2)] == [0, 1]
+        with pytest.raises(BadInputError, match=r"data\[2\] has the label 0, none of the 2 classes \(1"):
+            found[2]
+    _, evaluation = splits_of([(GREY, "cat"), (GREY, "dog")], [(GREY, 0)], SOURCE, {})
+    with pytest.raises(BadInputError, match=r"eval_data\[0\] has the label 0, none of the 2"):
+        evaluation[0]
+
+
 @pytest.mark.parametrize(
     ("examples", "answer"),
     [

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import LabelledImages, check_class_names
+from widenet_jax.data.labelled import LabelledImages, check_class_names, names_text
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.files import checked_pixels, read_pillow
 
@@ -20,7 +20,14 @@ class Objects(LabelledImages):
     """
 
     def __init__(
-        self, name: str, examples: Any, class_names: Sequence[Any], *, channels: int, upright: bool
+        self,
+        name: str,
+        examples: Any,
+        class_names: Sequence[Any],
+        *,
+        by_place: bool,
+        channels: int,
+        upright: bool,
     ):
         """Checks the class names.
 
@@ -28,6 +35,7 @@ class Objects(LabelledImages):
           name: of the argument that the user gave, for messages.
           examples: with a length, readable by index from several threads.
           class_names: of the labels, in their order.
+          by_place: whether a label may be the place of its class, if the names are no numbers.
           channels: that each array must have.
           upright: whether images of Pillow are turned as their EXIF says.
         """
@@ -36,7 +44,8 @@ class Objects(LabelledImages):
         self._name, self._examples, self._upright = name, examples, upright
         self._channels = channels
         self._numbers = {name: k for k, name in enumerate(class_names)}
-        self._numbers |= {k: k for k in range(len(class_names))}
+        if by_place and all(isinstance(name, str) for name in class_names):
+            self._numbers |= {k: k for k in range(len(class_names))}
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -47,7 +56,7 @@ class Objects(LabelledImages):
         if label not in self._numbers:
             raise BadInputError(
                 f"{self.describe(index)} has the label {label!r}, none of the "
-                f"{len(self.class_names)} classes"
+                f"{len(self.class_names)} classes ({names_text(self.class_names)})"
             )
         return {"image": self._stored(image, index), "label": self._numbers[label]}
 
@@ -107,8 +116,10 @@ def splits_of(
     are read once: names are sorted, numbers are 0 to the largest. All arrays have the channels of
     the first training image, as files and images of Pillow have three.
     """
-    names = getattr(train, "classes", None) or classes_of(train)
+    named = given_classes(train)
+    names = named or classes_of(train)
     how = {"channels": channels_of(train), "upright": config.augment.exif_orientation}
+    how["by_place"] = bool(named)
     return Objects("data", train, names, **how), Objects("eval_data", evaluation, names, **how)
 
 
@@ -121,6 +132,12 @@ def channels_of(examples: Any) -> int:
         return checked_pixels(image).shape[2]
     except BadInputError as error:
         raise BadInputError(f"data[0]: {error}") from None
+
+
+def given_classes(examples: Any) -> list[Any]:
+    """Returns the `classes` of an object, a list or an array; [] where it has none."""
+    classes = getattr(examples, "classes", None)
+    return [] if classes is None else list(classes)
 
 
 def classes_of(examples: Any) -> list[Any]:
