@@ -63,7 +63,9 @@ def test_numbers_that_are_names_are_no_places():
         kind = type("Numbered", (list,), {"classes": classes})
         found = split((GREY, 1), (GREY, 2), (GREY, 0), kind=kind)
         assert [found[i]["label"] for i in range(2)] == [0, 1]
-        with pytest.raises(BadInputError, match=r"data\[2\] has the label 0, none of the 2 classes \(1"):
+        with pytest.raises(
+            BadInputError, match=r"data\[2\] has the label 0, none of the 2 classes \(1"
+        ):
             found[2]
     _, evaluation = splits_of([(GREY, "cat"), (GREY, "dog")], [(GREY, 0)], SOURCE, {})
     with pytest.raises(BadInputError, match=r"eval_data\[0\] has the label 0, none of the 2"):
@@ -114,6 +116,20 @@ def test_another_class_than_those_of_the_training_split():
     _, absent = splits_of([(GREY, 0)], [("nowhere.jpg", 0)], SOURCE, {})
     with pytest.raises(BadExampleError):  # which a run may skip
         absent[0]
+
+
+def test_classes_of_the_evaluation_split_go_by_name():
+    """In another order, and with one less; one more is refused."""
+
+    def labels(*classes: str) -> list[int]:
+        evaluation = type("Named", (list,), {"classes": classes})([(GREY, 0), (GREY, "dog")])
+        source = open_data(SOURCE, splits=(Named([(GREY, 0), (GREY, 1)]), evaluation)).eval
+        return [source[i]["label"] for i in range(2)]
+
+    assert labels("cat", "dog") == [0, 1]
+    assert labels("dog", "cat") == labels("dog") == [1, 1]
+    with pytest.raises(BadInputError, match=r"no image of 1 of 3 classes \(cow\)"):
+        labels("cow", "dog")
 
 
 def test_a_run_knows_its_examples_by_length_classes_and_content():

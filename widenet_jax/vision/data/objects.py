@@ -113,14 +113,16 @@ def splits_of(
     """Returns both splits; see `specs.TaskSpec`.
 
     The classes are `train.classes`, as of torchvision's datasets. Without it all training labels
-    are read once: names are sorted, numbers are 0 to the largest. All arrays have the channels of
-    the first training image, as files and images of Pillow have three.
+    are read once: names are sorted, numbers are 0 to the largest. `evaluation.classes` are those
+    of its own labels, by default the training split's. All arrays have the channels of the first
+    training image, as files and images of Pillow have three.
     """
-    named = given_classes(train)
+    named, theirs = given_classes(train), given_classes(evaluation)
     names = named or classes_of(train)
     how = {"channels": channels_of(train), "upright": config.augment.exif_orientation}
-    how["by_place"] = bool(named)
-    return Objects("data", train, names, **how), Objects("eval_data", evaluation, names, **how)
+    how["by_place"] = bool(named or theirs)
+    first = Objects("data", train, names, **how)
+    return first, Objects("eval_data", evaluation, theirs or names, **how)
 
 
 def channels_of(examples: Any) -> int:
