@@ -291,7 +291,7 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
             text += f", {len(source.class_names):,} classes" if not lines else ""
             text += f", none of {names_text(source.missing)}" if source.missing else ""
             left_out.update(source.left_out)
-            advice = advice or source.split_advice
+            advice = advice or (source.split_advice if source.missing else "")
         lines.append(text)
     lines += [left_out_text(left_out) if left_out else "", advice]
     return "; ".join(filter(None, lines))

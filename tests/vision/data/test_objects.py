@@ -118,6 +118,13 @@ def test_another_class_than_those_of_the_training_split():
         absent[0]
 
 
+def test_a_class_without_a_training_example_is_refused():
+    """As of a folder, where the labels are read."""
+    words = r"no image of 1 of 3 classes \(0\); name the classes by an attribute data.classes, or"
+    with pytest.raises(BadInputError, match=words):
+        open_data(SOURCE, splits=([(GREY, 1), (GREY, 2)], [(GREY, 1)]))
+
+
 def test_classes_of_the_evaluation_split_go_by_name():
     """In another order, and with one less; one more is refused."""
 

@@ -118,10 +118,18 @@ def splits_of(
     training image, as files and images of Pillow have three.
     """
     named, theirs = given_classes(train), given_classes(evaluation)
-    names = named or classes_of(train)
+    labels = [] if named else labels_of(train)
+    names = named or classes_of(labels)
     how = {"channels": channels_of(train), "upright": config.augment.exif_orientation}
     how["by_place"] = bool(named or theirs)
     first = Objects("data", train, names, **how)
+    if not named:
+        numbers = {name: k for k, name in enumerate(names)}
+        first.record_labels = np.array([numbers[label] for label in labels], np.int32)
+        first.split_advice = (
+            "name the classes by an attribute data.classes, or number the labels from 0 on without "
+            "gaps"
+        )
     return first, Objects("eval_data", evaluation, theirs or names, **how)
 
 
@@ -142,15 +150,19 @@ def given_classes(examples: Any) -> list[Any]:
     return [] if classes is None else list(classes)
 
 
-def classes_of(examples: Any) -> list[Any]:
-    """Returns the classes of the labels of all examples.
-
-    Raises:
-      BadInputError: labels are neither names nor numbers from 0 on.
-    """
+def labels_of(examples: Any) -> list[Any]:
+    """Returns the labels of all examples; raises BadInputError where there is none."""
     if not len(examples):
         raise BadInputError("data: has no example")
-    labels = [pair_at(examples, index, "data")[1] for index in range(len(examples))]
+    return [pair_at(examples, index, "data")[1] for index in range(len(examples))]
+
+
+def classes_of(labels: Sequence[Any]) -> list[Any]:
+    """Returns the classes of labels.
+
+    Raises:
+      BadInputError: they are neither names nor numbers from 0 on.
+    """
     if all(isinstance(label, str) for label in labels):
         return sorted(set(labels))
     for index, label in enumerate(labels):
