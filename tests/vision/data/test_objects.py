@@ -148,6 +148,9 @@ def test_a_run_knows_its_examples_by_length_classes_and_content():
     assert found["class_names"] == ["0", "1"] and info(list(one), list(two)) == found
     for changed in (info(other, two), info(one * 2, two), info(one, one)):
         assert changed["content_sha256"] != found["content_sha256"]
+    many = [(GREY, 1)] * 2000 + one
+    for k in range(0, 2000, 500):  # one other label; 64 examples are read
+        assert info([*many[:k], (GREY, 0), *many[k + 1 :]], two) != info(many, two)
 
 
 def test_without_the_objects_other_data_must_be_named():
