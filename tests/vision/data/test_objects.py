@@ -52,6 +52,8 @@ def test_labels_are_names_or_numbers():
     assert numbers.class_names == ("0", "1", "2") and numbers[0]["label"] == 2
     names = split((GREY, "dog"), (GREY, "cat"))
     assert names.class_names == ("cat", "dog") and names[0]["label"] == 1
+    dicts = split({"image": GREY, "label": 0, "id": 7}, {"image": GREY, "label": 1})
+    assert dicts[1]["label"] == 1 and dicts[1]["image"].shape == (8, 8, 1)
     named = split((GREY, 1), (GREY, "cat"), kind=Named)
     assert [named[i]["label"] for i in range(2)] == [1, 0]
     assert named.describe(1) == "data[1]"
@@ -75,8 +77,8 @@ def test_numbers_that_are_names_are_no_places():
 @pytest.mark.parametrize(
     ("examples", "answer"),
     [
-        ([(GREY, 0, 1)], r"data\[0\] is no pair \(image, label\)$"),
-        ([{"image": GREY, "label": 0}], r"data\[0\] is no pair \(image, label\)$"),
+        ([(GREY, 0, 1)], r"data\[0\] is no pair \(image, label\), and no dict with both$"),
+        ([{"image": GREY, "labels": 0}], r"data\[0\] is no pair \(image, label\), and no dict"),
         ([(GREY, [0])], r"data\[0\]: its label is list \[\]; give a class's name or number"),
         ([(GREY, np.eye(2)[0])], r"data\[0\]: its label is ndarray \[2\]; give a class's"),
         ([(GREY, 0), (GREY, -1)], r"data\[1\] has the label -1; labels are all names"),
@@ -89,6 +91,20 @@ def test_numbers_that_are_names_are_no_places():
 def test_mistakes_name_the_example(examples, answer):
     with pytest.raises(BadInputError, match=answer):
         split(*examples)[0]
+
+
+def test_an_error_of_the_objects_code_has_its_index():
+    class Failing(list):
+        def __getitem__(self, index: int):
+            return super().__getitem__(index) if index < 1 else {}["shard"]
+
+    with pytest.raises(BadInputError, match=r"data\[1\] cannot be read: KeyError: 'shard'"):
+        split((GREY, 0), (GREY, 1), kind=Failing)
+
+
+def test_a_single_class_is_refused():
+    with pytest.raises(BadInputError, match=r"one class only \(0\); a classifier needs two$"):
+        open_data(SOURCE, splits=([(GREY, 0)], [(GREY, 0)]))
 
 
 def test_all_images_have_as_many_channels():

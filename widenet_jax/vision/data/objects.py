@@ -8,6 +8,7 @@ import numpy as np
 
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import LabelledImages, check_class_names, names_text
+from widenet_jax.data.sources import example_at
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.files import checked_pixels, read_pillow
 
@@ -15,8 +16,8 @@ from widenet_jax.vision.data.files import checked_pixels, read_pillow
 class Objects(LabelledImages):
     """A split whose example i is (image, label), as `examples[i]` of a user's object.
 
-    An image is a path, the bytes of a file, an image of Pillow, or uint8 [H, W, 3], [H, W, 1] or
-    [H, W]. A label is a class's name or number.
+    Or it is a dict with both, as of tfds.data_source. An image is a path, the bytes of a file, an
+    image of Pillow, or uint8 [H, W, 3], [H, W, 1] or [H, W]. A label is a class's name or number.
     """
 
     def __init__(
@@ -89,13 +90,18 @@ class Objects(LabelledImages):
 
 def pair_at(examples: Any, index: int, name: str) -> tuple[Any, Any]:
     """Returns image and label of an example; raises BadInputError where it is no such pair."""
-    example = examples[index]
+    example = example_at(examples, index, name)
     try:
-        image, label = () if isinstance(example, Mapping) else example
-    except (TypeError, ValueError):
+        if isinstance(example, Mapping):
+            image, label = example["image"], example["label"]
+        else:
+            image, label = example
+    except (KeyError, TypeError, ValueError):
         whole = index == 0 and isinstance(examples, tuple) and len(examples) == 2
         hint = f"; for two arrays give {name}=list(zip(images, labels))" if whole else ""
-        raise BadInputError(f"{name}[{index}] is no pair (image, label){hint}") from None
+        raise BadInputError(
+            f"{name}[{index}] is no pair (image, label), and no dict with both{hint}"
+        ) from None
     try:
         label = label.item() if hasattr(label, "item") else label  # of NumPy, JAX or PyTorch
         hash(label)
