@@ -49,7 +49,7 @@ def test_unit_axes():
     assert is_matrix("encoder/attention/out_experts/kernel", 3)
     assert not is_matrix("encoder/attention/out_router", 2)
     assert trust_ratio_unit_axes("block/attention/query/kernel", 2) == ()
-    with pytest.raises(ValueError, match="promises"):
+    with pytest.raises(BadInputError, match="promises 3: a scope"):
         trust_ratio_unit_axes("moe/experts/wi/kernel", 2)
 
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import grain
 import pytest
 from small_runs import ROOT, assert_same_end, at_step, last_step, metrics_of, small_config
 
@@ -54,6 +55,16 @@ def test_mistakes_are_exceptions(tmp_path: Path):
             "configs/digits.py",
             "eval_data is list_iterator, without __len__ and __getitem__; give a",
             {"data": [(0, 0)], "eval_data": iter([])},
+        ),
+        (
+            "configs/digits.py",
+            "data is dict; give a list of its examples",
+            {"data": {"image": [0], "label": [0]}, "eval_data": [(0, 0)]},
+        ),
+        (
+            "configs/digits.py",
+            r"eval_data has no end; give it without repeat\(\)",
+            {"data": [(0, 0)], "eval_data": grain.MapDataset.source([(0, 0)]).repeat()},
         ),
         (
             "configs/digits.py",

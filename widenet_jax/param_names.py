@@ -123,13 +123,17 @@ def trust_ratio_unit_axes(path: str, ndim: int) -> tuple[int, ...]:
     the update: `.../experts/wi/kernel` [E, D, F] and `.../experts/wi/bias` [E, F] give (0,).
 
     Raises:
-      ValueError: the leaf has another rank than its path promises, so that the axes would be wrong.
+      BadInputError: the leaf has another rank than its path promises, so that the axes would be
+        wrong.
     """
     if not holds_several(path):
         return ()
     rank = {"kernel": 3, "bias": 2}.get(path.rsplit("/", 1)[-1], ndim)
     if ndim != rank or ndim < 1:
-        raise ValueError(f"{path} has {ndim} axes, its path promises {rank}")
+        raise BadInputError(
+            f"{path} has {ndim} axes, and its path promises {rank}: a scope whose name ends in "
+            f"{EXPERTS} holds an array for each expert; rename it"
+        )
     return (0,)
 
 

@@ -267,11 +267,15 @@ def train(
     if (data is None) != (eval_data is None):
         raise BadInputError("give both data and eval_data, or neither")
     for name, one in {"data": data, "eval_data": eval_data}.items():
+        if isinstance(one, Mapping):
+            raise BadInputError(f"{name} is {type(one).__name__}; give a list of its examples")
         if one is not None and not (hasattr(one, "__len__") and hasattr(one, "__getitem__")):
             raise BadInputError(
                 f"{name} is {type(one).__name__}, without __len__ and __getitem__; give a list, "
                 f"such as list({name})"
             )
+        if one is not None and len(one) == sys.maxsize:
+            raise BadInputError(f"{name} has no end; give it without repeat()")
     try:
         inspect.signature(on_evaluation).bind(0, {})
     except (TypeError, ValueError) as error:

@@ -18,6 +18,7 @@ from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
 from widenet_jax.data import blocks, pipeline
 from widenet_jax.data.contract import Source
 from widenet_jax.data.sources import build_source
+from widenet_jax.errors import BadInputError
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,24 @@ def test_batches_hold_what_the_sampler_says(digits):
     assert batch["label"].dtype == np.int32 and batch["record"].dtype == np.int64
     first_epoch = np.concatenate([b["record"] for b in stream])[:360]
     assert sorted(first_epoch) == list(range(360))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": np.array([7])}, r"x int64\[1\], y int32\[\], and for others x int64\[4\], y"),
+        ({"y": np.float32(2.9)}, r"y float32\[\], and for others"),
+        ({"y": float("nan")}, r"y float64\[\], and for others"),
+        ({"z": 1}, r"z int64\[\], and for others"),
+    ],
+)
+def test_arrays_of_another_form_are_refused(digits, change, words):
+    """They would be broadcast, cut to whole numbers, or zeros in other examples."""
+    stacked, example = blocks.Stacked(2), {"x": np.arange(4), "y": np.int32(2)}
+    stacked.put(0, example, digits, 0)
+    stacked.put(1, example | {"y": 3}, digits, 1)
+    with pytest.raises(BadInputError, match=f"{digits.describe(1)}: the transform gives .*{words}"):
+        stacked.put(1, example | change, digits, 1)
 
 
 def test_augmentation_differs_by_epoch_and_not_by_neighbours(digits):

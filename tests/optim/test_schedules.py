@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from widenet_jax.optim.build import build_schedule
+from widenet_jax.errors import BadInputError
+from widenet_jax.optim.build import DECAYS, build_schedule
 
 
 def rates(name: str, steps: list[int], *, warmup: int = 4, total: int = 12) -> list[float]:
@@ -33,3 +34,14 @@ def test_decay(name: str, expected: list[float]):
 def test_without_warm_up_and_with_nothing_else():
     np.testing.assert_allclose(rates("linear", [0, 6, 12], warmup=0), [0.8, 0.5, 0.2], rtol=1e-6)
     np.testing.assert_allclose(rates("cosine", [0, 6, 12], warmup=12), [0, 0.4, 0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("decay", "words"),
+    [(lambda t: None, "TypeError: unsupported"), (lambda t: 1 if t < 0.5 else 0, "Tracer")],
+)
+def test_an_own_decay_that_fails_is_named(decay, words, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(DECAYS, "own", decay)
+    message = rf"config.optimizer.schedule=own: its function fails on a traced t.*{words}"
+    with pytest.raises(BadInputError, match=message):
+        rates("own", [0])

@@ -32,7 +32,7 @@ PLAIN = (
     "widenet_jax.specs.task_spec",
 )
 IMPORTED: dict[str, str] = {}  # in this process: absolute path -> SHA-256
-NAMED: dict[str, str] = {}  # the files that --import named: name -> absolute path
+NAMED: dict[str, str] = {}  # the files that --import named: absolute path -> name
 
 
 def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
@@ -43,7 +43,7 @@ def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
     """
     for path in paths:
         import_once(path, f"{flag}={path}")
-        NAMED[Path(path).name] = str(Path(path).expanduser().resolve())
+        NAMED[str(Path(path).expanduser().resolve())] = Path(path).name
 
 
 def find_configs_beside(path: str | Path) -> dict[str, ModuleType]:
@@ -153,7 +153,7 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
     """
     for record in config.get("imports", ()):
         digest, _, path = record.removeprefix("sha256:").partition(" ")
-        if digest in IMPORTED.values() or Path(path).name in NAMED:
+        if digest in IMPORTED.values() or Path(path).name in NAMED.values():
             continue
         there = Path(path).is_file()
         # Older runs hashed the file alone.

@@ -136,7 +136,7 @@ class TrainBlocks(Blocks):
         stacked = Stacked(len(records))
         for i, (epoch, record) in enumerate(zip(epochs.tolist(), records.tolist(), strict=True)):
             complaints: Complaints = []
-            stacked.put(i, self._read(epoch, record, complaints))
+            stacked.put(i, self._read(epoch, record, complaints), self.source, record)
             stacked.complain(i, complaints)
         return stacked.block() | {"record": records}
 
@@ -166,14 +166,15 @@ class EvalBlocks(Blocks):
                 example = read_example(self.source, record)
                 # The same draws for every run and model.
                 rng = augmentation_rng(seed=0, epoch=0, record=record)
-                stacked.put(i, self.transform(example, rng))
+                stacked.put(i, self.transform(example, rng), self.source, record)
             except BadExampleError as error:
                 if not self.skip:
                     raise
                 stacked.complain(i, [(record, str(error))])
         if not stacked.arrays:  # of a readable example, for the shapes
             example = first_example(self.source, self.transform, skip=self.skip)
-            stacked.put(0, {name: np.zeros_like(value) for name, value in example.items()})
+            zeros = {name: np.zeros_like(value) for name, value in example.items()}
+            stacked.put(0, zeros, self.source, 0)
         mask = inside & ~stacked.bad
         return stacked.block() | {"record": np.where(inside, records, -1), "mask": mask}
 
@@ -217,11 +218,27 @@ class Stacked:
         self.bad = np.zeros(count, bool)
         self.complaints: Complaints = []
 
-    def put(self, index: int, example: Arrays) -> None:
-        for name, value in example.items():
-            if name not in self.arrays:
-                value = np.asarray(value)
-                self.arrays[name] = np.zeros((len(self.bad), *value.shape), value.dtype)
+    def put(self, index: int, example: Arrays, source: Source, record: int) -> None:
+        """Stacks an example; raises BadInputError where its arrays are not as those before."""
+        values = {name: np.asarray(value) for name, value in example.items()}
+        for name, value in {} if self.arrays else values.items():
+            self.arrays[name] = np.zeros((len(self.bad), *value.shape), value.dtype)
+        rows = {name: array[index] for name, array in self.arrays.items()}
+        alike = values.keys() == rows.keys() and all(
+            value.shape == rows[name].shape
+            and np.can_cast(value.dtype, rows[name].dtype, "same_kind")
+            for name, value in values.items()
+        )
+        if not alike:
+            found, others = (
+                ", ".join(f"{name} {x.dtype}{list(x.shape)}" for name, x in arrays.items())
+                for arrays in (values, rows)
+            )
+            raise BadInputError(
+                f"{source.describe(record)}: the transform gives {found}, and for others {others}; "
+                "all must be alike"
+            )
+        for name, value in values.items():
             self.arrays[name][index] = value
 
     def complain(self, index: int, complaints: Complaints) -> None:

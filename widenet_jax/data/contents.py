@@ -14,16 +14,19 @@ THREADS = 16  # a remote disk answers many requests at a time
 
 
 def contents_sha256(source: Source) -> str:
-    """Hashes the names and sizes that a split's `files` lists, and a sample of its examples.
+    """Hashes the names and sizes that a split's `files` lists, its labels, and some examples.
 
     It tells another copy of a set from this one, and the same set at another path not. One other
-    image among millions of equal name and size is seldom in the sample.
+    image among millions of equal name and size is seldom in the sample of examples. The labels are
+    all there where the split knows them (`record_labels`).
 
     Raises:
       BadInputError: the split cannot be read. An unreadable example is hashed as such.
     """
     lines = [str(len(source)), *getattr(source, "files", tuple)()]
     sha = hashlib.sha256("\0".join(lines).encode(errors="surrogateescape"))
+    if (labels := getattr(source, "record_labels", None)) is not None:
+        sha.update(_bytes(labels))
     records = np.random.default_rng(0).permutation(len(source))[:SAMPLE]
     with ThreadPoolExecutor(THREADS) as pool:
         for digest in pool.map(partial(_example_sha256, source), records.tolist()):

@@ -21,7 +21,7 @@ from widenet_jax.data.labelled import (
     relabelled,
 )
 from widenet_jax.data.splits import parse_slice
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.errors import BadExampleError, BadInputError, first_line
 from widenet_jax.files import TOKENIZER, may_replace, split_checkpoint
 from widenet_jax.specs import PYTHON, resolve, source_spec, task_spec
 
@@ -115,10 +115,11 @@ def check_several_classes(train: Source, evaluation: Source, data: Mapping[str, 
     """Raises BadInputError where all examples are of one class, as at a wrong level of folders."""
     names = {name for split in (train, evaluation) for name in split.info.get("class_names", ())}
     if len(names) == 1:
-        place = f"{data['path']}: " if data.get("path") else ""
+        path = data.get("path")
+        advice = " (config.data.path names a folder that has one for each class)" if path else ""
         raise BadInputError(
-            f"{place}split {data['train_split']} has one class only ({names.pop()}); a "
-            "classifier needs two (config.data.path names a folder that has one for each class)"
+            f"{path}: " * bool(path) + f"split {data['train_split']} has one class only "
+            f"({names.pop()}); a classifier needs two{advice}"
         )
 
 
@@ -203,6 +204,18 @@ def as_sources(
             "with info, describe, __len__ and __getitem__"
         )
     return splits
+
+
+def example_at(examples: Any, index: int, name: str) -> Any:
+    """Returns an example of a user's object; raises BadInputError where its code fails."""
+    try:
+        return examples[index]
+    except BadInputError:  # it may be a BadExampleError
+        raise
+    except Exception as error:
+        raise BadInputError(
+            f"{name}[{index}] cannot be read: {type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def with_classes_of(
@@ -291,7 +304,7 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
             text += f", {len(source.class_names):,} classes" if not lines else ""
             text += f", none of {names_text(source.missing)}" if source.missing else ""
             left_out.update(source.left_out)
-            advice = advice or source.split_advice
+            advice = advice or (source.split_advice if source.missing else "")
         lines.append(text)
     lines += [left_out_text(left_out) if left_out else "", advice]
     return "; ".join(filter(None, lines))

@@ -217,8 +217,8 @@ def _muon(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Tr
 # Name -> f(section, schedule, exclude), an optax transformation from gradients to what is added to
 # the parameters: `section` is config.optimizer, whose fields stand in configs/defaults.py; the
 # learning rate as a function of the step, its sign and the weight decay (`decay_mask`) are f's. Its
-# update gets gradients, state and parameters, no loss; its state keeps its dtypes; and evaluation
-# uses the parameters themselves, or their average (`ema_decay`).
+# update gets gradients, state and parameters, no loss; its state is always finite, and keeps its
+# dtypes; and evaluation uses the parameters themselves, or their average (`ema_decay`).
 OPTIMIZERS: dict[str, Callable] = {"lamb": _lamb, "sgd": _sgd, "adamw": _adamw, "muon": _muon}
 
 
@@ -291,6 +291,13 @@ def build_schedule(
         left = end_learning_rate + (learning_rate - end_learning_rate) * decay(t)
         return jnp.where(step < warmup_steps, warm, left)
 
+    try:
+        jax.eval_shape(schedule, 0)
+    except Exception as error:  # of a user's decay
+        raise BadInputError(
+            f"{WHERE}.schedule={name}: its function fails on a traced t in [0, 1]: "
+            f"{type(error).__name__}: {first_line(error)}"
+        ) from error
     return schedule
 
 

@@ -329,6 +329,20 @@ class WithoutKey(Even):
         return super().__call__(x, mask, key=None, train=False)
 
 
+class NotReturned(Even):
+    @nn.compact
+    def __call__(self, x, mask, *, key, train):
+        self.param("balance_bias", nn.initializers.zeros, (3,))
+        return super().__call__(x, mask, key=key, train=train)
+
+
+class OfAnotherName(Even):
+    @nn.compact
+    def __call__(self, x, mask, *, key, train):
+        shift = self.param("shift", nn.initializers.zeros, (3,))
+        return super().__call__(x, mask, key=key, train=train).replace(balance_bias=shift)
+
+
 class Counting(Even):
     @nn.compact
     def __call__(self, x, mask, *, key, train):
@@ -343,6 +357,8 @@ class Counting(Even):
         (lambda x: x, "function.*is not the class of a Linen module"),
         (WithoutSelected, "router mine lacks the field num_selected_experts"),
         (WithoutKey, r"called as router\(x, mask, \*, key, train\): .*unexpected.*'key'"),
+        (NotReturned, "the parameter balance_bias must be what it returns as Routing.balance_bias"),
+        (OfAnotherName, "the parameter balance_bias must be what it returns"),
         (Counting, "router/seen is a variable of the collection 'statistics'"),
     ],
 )

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from configs.variants import model_section
+from widenet_jax.config import imports
 from widenet_jax.errors import BadInputError
+from widenet_jax.ops.sweep import trials as trials_module
 from widenet_jax.ops.sweep.axes import parse_axis, product, sweep, zipit
 from widenet_jax.ops.sweep.trials import expand, settings_of_config
 
@@ -45,6 +47,19 @@ def test_axes_of_the_command_line():
     for wrong in ("seed", "seed=", "=1"):
         with pytest.raises(BadInputError, match="--zip"):
             parse_axis(wrong, "--zip")
+
+
+def test_trials_import_both_files_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(imports, "IMPORTED", {})
+    monkeypatch.setattr(trials_module, "NAMED", named := {})
+    monkeypatch.setattr(imports, "NAMED", named)
+    files = [tmp_path / folder / "mine.py" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f"# {file}")
+    imports.import_files(map(str, files))
+    (trial,) = expand(DIGITS, [{}])
+    assert trial.command("run")[3:5] == [f"--import={file}" for file in files]
 
 
 def config_with(tmp_path: Path, text: str) -> str:

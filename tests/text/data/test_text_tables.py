@@ -325,6 +325,7 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
         ([("a b", "c", math.nan)], r"^data\[0\] is neither"),
         ([("a b", 1), ("a", "b", 2)], "each with one text or each with two"),
         ([], "^data: give examples"),
+        ({1: ("a b", 1)}, r"^data\[0\] cannot be read: KeyError: 0"),
     ):
         with pytest.raises(BadInputError, match=problem):
             open_data(config, splits=(bad, examples))

@@ -52,16 +52,33 @@ def test_labels_are_names_or_numbers():
     assert numbers.class_names == ("0", "1", "2") and numbers[0]["label"] == 2
     names = split((GREY, "dog"), (GREY, "cat"))
     assert names.class_names == ("cat", "dog") and names[0]["label"] == 1
+    dicts = split({"image": GREY, "label": 0, "id": 7}, {"image": GREY, "label": 1})
+    assert dicts[1]["label"] == 1 and dicts[1]["image"].shape == (8, 8, 1)
     named = split((GREY, 1), (GREY, "cat"), kind=Named)
     assert [named[i]["label"] for i in range(2)] == [1, 0]
     assert named.describe(1) == "data[1]"
 
 
+def test_numbers_that_are_names_are_no_places():
+    """Classes 1 and 2 stay two; names without `classes` have no places."""
+    for classes in ([1, 2], np.array([1, 2]), (1.0, 2.0)):
+        kind = type("Numbered", (list,), {"classes": classes})
+        found = split((GREY, 1), (GREY, 2), (GREY, 0), kind=kind)
+        assert [found[i]["label"] for i in range(2)] == [0, 1]
+        with pytest.raises(
+            BadInputError, match=r"data\[2\] has the label 0, none of the 2 classes \(1"
+        ):
+            found[2]
+    _, evaluation = splits_of([(GREY, "cat"), (GREY, "dog")], [(GREY, 0)], SOURCE, {})
+    with pytest.raises(BadInputError, match=r"eval_data\[0\] has the label 0, none of the 2"):
+        evaluation[0]
+
+
 @pytest.mark.parametrize(
     ("examples", "answer"),
     [
-        ([(GREY, 0, 1)], r"data\[0\] is no pair \(image, label\)$"),
-        ([{"image": GREY, "label": 0}], r"data\[0\] is no pair \(image, label\)$"),
+        ([(GREY, 0, 1)], r"data\[0\] is no pair \(image, label\), and no dict with both$"),
+        ([{"image": GREY, "labels": 0}], r"data\[0\] is no pair \(image, label\), and no dict"),
         ([(GREY, [0])], r"data\[0\]: its label is list \[\]; give a class's name or number"),
         ([(GREY, np.eye(2)[0])], r"data\[0\]: its label is ndarray \[2\]; give a class's"),
         ([(GREY, 0), (GREY, -1)], r"data\[1\] has the label -1; labels are all names"),
@@ -74,6 +91,20 @@ def test_labels_are_names_or_numbers():
 def test_mistakes_name_the_example(examples, answer):
     with pytest.raises(BadInputError, match=answer):
         split(*examples)[0]
+
+
+def test_an_error_of_the_objects_code_has_its_index():
+    class Failing(list):
+        def __getitem__(self, index: int):
+            return super().__getitem__(index) if index < 1 else {}["shard"]
+
+    with pytest.raises(BadInputError, match=r"data\[1\] cannot be read: KeyError: 'shard'"):
+        split((GREY, 0), (GREY, 1), kind=Failing)
+
+
+def test_a_single_class_is_refused():
+    with pytest.raises(BadInputError, match=r"one class only \(0\); a classifier needs two$"):
+        open_data(SOURCE, splits=([(GREY, 0)], [(GREY, 0)]))
 
 
 def test_all_images_have_as_many_channels():
@@ -103,6 +134,27 @@ def test_another_class_than_those_of_the_training_split():
         absent[0]
 
 
+def test_a_class_without_a_training_example_is_refused():
+    """As of a folder, where the labels are read."""
+    words = r"no image of 1 of 3 classes \(0\); name the classes by an attribute data.classes, or"
+    with pytest.raises(BadInputError, match=words):
+        open_data(SOURCE, splits=([(GREY, 1), (GREY, 2)], [(GREY, 1)]))
+
+
+def test_classes_of_the_evaluation_split_go_by_name():
+    """In another order, and with one less; one more is refused."""
+
+    def labels(*classes: str) -> list[int]:
+        evaluation = type("Named", (list,), {"classes": classes})([(GREY, 0), (GREY, "dog")])
+        source = open_data(SOURCE, splits=(Named([(GREY, 0), (GREY, 1)]), evaluation)).eval
+        return [source[i]["label"] for i in range(2)]
+
+    assert labels("cat", "dog") == [0, 1]
+    assert labels("dog", "cat") == labels("dog") == [1, 1]
+    with pytest.raises(BadInputError, match=r"no image of 1 of 3 classes \(cow\)"):
+        labels("cow", "dog")
+
+
 def test_a_run_knows_its_examples_by_length_classes_and_content():
     def info(train: list, evaluation: list) -> dict:
         return dict(open_data(SOURCE, splits=(train, evaluation)).data_info.info)
@@ -112,6 +164,9 @@ def test_a_run_knows_its_examples_by_length_classes_and_content():
     assert found["class_names"] == ["0", "1"] and info(list(one), list(two)) == found
     for changed in (info(other, two), info(one * 2, two), info(one, one)):
         assert changed["content_sha256"] != found["content_sha256"]
+    many = [(GREY, 1)] * 2000 + one
+    for k in range(0, 2000, 500):  # one other label; 64 examples are read
+        assert info([*many[:k], (GREY, 0), *many[k + 1 :]], two) != info(many, two)
 
 
 def test_without_the_objects_other_data_must_be_named():

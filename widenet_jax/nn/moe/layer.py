@@ -40,7 +40,7 @@ from widenet_jax.nn.moe.slots import (
     summarize,
     tokens_without_expert,
 )
-from widenet_jax.param_names import EXPERTS
+from widenet_jax.param_names import BALANCE_BIAS, EXPERTS
 from widenet_jax.sharding import BATCH, constrain, platform
 from widenet_jax.specs import resolve
 from widenet_jax.typing import Array, Aux, FfnOutput, Routing
@@ -183,6 +183,11 @@ class MoeLayer(nn.Module):
         if not self.mixes:
             chosen = distinct(routing.expert_index, self.num_experts)
             routing = routing.replace(expert_index=chosen)
+        if router.has_variable("params", BALANCE_BIAS) != (routing.balance_bias is not None):
+            raise BadInputError(
+                f"router {self.router['name']}: the parameter {BALANCE_BIAS} must be what it "
+                f"returns as Routing.{BALANCE_BIAS}; rename the one, or return the other"
+            )
         losses, loss = balance_losses(routing, mask, self.losses)
         limit = self.limit(mask.sum(axis=1, dtype=jnp.int32), train=train)
         limit = jnp.minimum(limit, capacity)

@@ -67,7 +67,7 @@ class Trial:
 
     def command(self, workdir: str) -> list[str]:
         """Returns the command that runs the trial on this machine."""
-        imports = [f"--import={file}" for file in NAMED.values()]
+        imports = [f"--import={file}" for file in NAMED]
         return [sys.executable, "-m", "widenet_jax.main", *imports, *self.arguments(workdir)]
 
     def primary_metric(self) -> Any:

@@ -17,6 +17,7 @@ from etils import epath
 
 from widenet_jax.corpus.tables import Columns, read_text, shown
 from widenet_jax.data.contract import ArraySpec
+from widenet_jax.data.sources import example_at
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 from widenet_jax.files import is_text
 from widenet_jax.text.data import sequences
@@ -179,7 +180,7 @@ def rows_of(examples: Any, name: str) -> list[Row]:
     rows = []
     for index in range(len(examples)):
         where = f"{name}[{index}]"
-        match examples[index]:
+        match example_at(examples, index, name):
             case [*texts, label] if len(texts) in (1, 2) and all(map(is_text, texts)):
                 pass
             case _:

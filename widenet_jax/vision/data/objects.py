@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import LabelledImages, check_class_names
+from widenet_jax.data.labelled import LabelledImages, check_class_names, names_text
+from widenet_jax.data.sources import example_at
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.files import checked_pixels, read_pillow
 
@@ -15,12 +16,19 @@ from widenet_jax.vision.data.files import checked_pixels, read_pillow
 class Objects(LabelledImages):
     """A split whose example i is (image, label), as `examples[i]` of a user's object.
 
-    An image is a path, the bytes of a file, an image of Pillow, or uint8 [H, W, 3], [H, W, 1] or
-    [H, W]. A label is a class's name or number.
+    Or it is a dict with both, as of tfds.data_source. An image is a path, the bytes of a file, an
+    image of Pillow, or uint8 [H, W, 3], [H, W, 1] or [H, W]. A label is a class's name or number.
     """
 
     def __init__(
-        self, name: str, examples: Any, class_names: Sequence[Any], *, channels: int, upright: bool
+        self,
+        name: str,
+        examples: Any,
+        class_names: Sequence[Any],
+        *,
+        by_place: bool,
+        channels: int,
+        upright: bool,
     ):
         """Checks the class names.
 
@@ -28,6 +36,7 @@ class Objects(LabelledImages):
           name: of the argument that the user gave, for messages.
           examples: with a length, readable by index from several threads.
           class_names: of the labels, in their order.
+          by_place: whether a label may be the place of its class, if the names are no numbers.
           channels: that each array must have.
           upright: whether images of Pillow are turned as their EXIF says.
         """
@@ -36,7 +45,8 @@ class Objects(LabelledImages):
         self._name, self._examples, self._upright = name, examples, upright
         self._channels = channels
         self._numbers = {name: k for k, name in enumerate(class_names)}
-        self._numbers |= {k: k for k in range(len(class_names))}
+        if by_place and all(isinstance(name, str) for name in class_names):
+            self._numbers |= {k: k for k in range(len(class_names))}
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -47,7 +57,7 @@ class Objects(LabelledImages):
         if label not in self._numbers:
             raise BadInputError(
                 f"{self.describe(index)} has the label {label!r}, none of the "
-                f"{len(self.class_names)} classes"
+                f"{len(self.class_names)} classes ({names_text(self.class_names)})"
             )
         return {"image": self._stored(image, index), "label": self._numbers[label]}
 
@@ -80,13 +90,18 @@ class Objects(LabelledImages):
 
 def pair_at(examples: Any, index: int, name: str) -> tuple[Any, Any]:
     """Returns image and label of an example; raises BadInputError where it is no such pair."""
-    example = examples[index]
+    example = example_at(examples, index, name)
     try:
-        image, label = () if isinstance(example, Mapping) else example
-    except (TypeError, ValueError):
+        if isinstance(example, Mapping):
+            image, label = example["image"], example["label"]
+        else:
+            image, label = example
+    except (KeyError, TypeError, ValueError):
         whole = index == 0 and isinstance(examples, tuple) and len(examples) == 2
         hint = f"; for two arrays give {name}=list(zip(images, labels))" if whole else ""
-        raise BadInputError(f"{name}[{index}] is no pair (image, label){hint}") from None
+        raise BadInputError(
+            f"{name}[{index}] is no pair (image, label), and no dict with both{hint}"
+        ) from None
     try:
         label = label.item() if hasattr(label, "item") else label  # of NumPy, JAX or PyTorch
         hash(label)
@@ -104,12 +119,24 @@ def splits_of(
     """Returns both splits; see `specs.TaskSpec`.
 
     The classes are `train.classes`, as of torchvision's datasets. Without it all training labels
-    are read once: names are sorted, numbers are 0 to the largest. All arrays have the channels of
-    the first training image, as files and images of Pillow have three.
+    are read once: names are sorted, numbers are 0 to the largest. `evaluation.classes` are those
+    of its own labels, by default the training split's. All arrays have the channels of the first
+    training image, as files and images of Pillow have three.
     """
-    names = getattr(train, "classes", None) or classes_of(train)
+    named, theirs = given_classes(train), given_classes(evaluation)
+    labels = [] if named else labels_of(train)
+    names = named or classes_of(labels)
     how = {"channels": channels_of(train), "upright": config.augment.exif_orientation}
-    return Objects("data", train, names, **how), Objects("eval_data", evaluation, names, **how)
+    how["by_place"] = bool(named or theirs)
+    first = Objects("data", train, names, **how)
+    if not named:
+        numbers = {name: k for k, name in enumerate(names)}
+        first.record_labels = np.array([numbers[label] for label in labels], np.int32)
+        first.split_advice = (
+            "name the classes by an attribute data.classes, or number the labels from 0 on without "
+            "gaps"
+        )
+    return first, Objects("eval_data", evaluation, theirs or names, **how)
 
 
 def channels_of(examples: Any) -> int:
@@ -123,15 +150,25 @@ def channels_of(examples: Any) -> int:
         raise BadInputError(f"data[0]: {error}") from None
 
 
-def classes_of(examples: Any) -> list[Any]:
-    """Returns the classes of the labels of all examples.
+def given_classes(examples: Any) -> list[Any]:
+    """Returns the `classes` of an object, a list or an array; [] where it has none."""
+    classes = getattr(examples, "classes", None)
+    return [] if classes is None else list(classes)
 
-    Raises:
-      BadInputError: labels are neither names nor numbers from 0 on.
-    """
+
+def labels_of(examples: Any) -> list[Any]:
+    """Returns the labels of all examples; raises BadInputError where there is none."""
     if not len(examples):
         raise BadInputError("data: has no example")
-    labels = [pair_at(examples, index, "data")[1] for index in range(len(examples))]
+    return [pair_at(examples, index, "data")[1] for index in range(len(examples))]
+
+
+def classes_of(labels: Sequence[Any]) -> list[Any]:
+    """Returns the classes of labels.
+
+    Raises:
+      BadInputError: they are neither names nor numbers from 0 on.
+    """
     if all(isinstance(label, str) for label in labels):
         return sorted(set(labels))
     for index, label in enumerate(labels):
