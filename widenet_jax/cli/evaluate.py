@@ -142,7 +142,9 @@ def evaluate_classifier(
     confused = ", ".join(f"{a} for {b} ({n:,})" for a, b, n in accuracy.confused(CONFUSED))
     shares = ("top_1", "top_5", "balanced_accuracy")
     loss = interval_text(intervals["cross_entropy"], percent=False)
+    data = trained.config.data
     return [
+        ("split", f"{data.eval_split} of {data.path or data.source}"),
         (unit, f"{result[unit]:,} {getattr(source, 'part_of', '')}".strip()),
         *(
             (

@@ -41,7 +41,7 @@ from widenet_jax.config.durations import to_steps
 from widenet_jax.config.fields import check_numbers
 from widenet_jax.config.files import configs_module
 from widenet_jax.config.imports import place_of
-from widenet_jax.errors import BadInputError, check_fields, choose, nearest
+from widenet_jax.errors import BadInputError, check_fields, choose, first_line, nearest
 from widenet_jax.specs import parts
 from widenet_jax.typing import Array, PyTree
 
