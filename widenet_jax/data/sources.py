@@ -111,6 +111,19 @@ def check_slice(split: str, source: Source) -> None:
         )
 
 
+def check_rows(train: Source, evaluation: Source, data: Mapping[str, Any]) -> None:
+    """Raises BadInputError where evaluation lacks classes, a slice of rows in order of class."""
+    labels = None if isinstance(train, LabelledImages) else getattr(train, "record_labels", None)
+    if labels is None or "[" not in data["eval_split"] or not by_class(train):
+        return
+    if lacking := set(labels.tolist()) - set(evaluation.record_labels.tolist()):
+        raise BadInputError(
+            f"{data['path']}: split {data['eval_split']!r} has no row of {len(lacking)} of the "
+            f"{len(train.class_names)} classes, as the rows are sorted by class; shuffle them "
+            "before they are sliced, or give evaluation a file of its own"
+        )
+
+
 def check_several_classes(train: Source, evaluation: Source, data: Mapping[str, Any]) -> None:
     """Raises BadInputError where all examples are of one class, as at a wrong level of folders."""
     names = {name for split in (train, evaluation) for name in split.info.get("class_names", ())}
@@ -155,6 +168,7 @@ def open_data(
     check_several_classes(train, evaluation, data)
     check_slice(data["train_split"], train)
     check_slice(data["eval_split"], evaluation)
+    check_rows(train, evaluation, data)
     if isinstance(train, LabelledImages):
         evaluation = with_classes_of(train, evaluation, data)
     info, theirs = dict(train.info), evaluation.info

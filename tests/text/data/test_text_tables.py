@@ -269,7 +269,7 @@ def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):
     (tmp_path / "same.tsv").write_text("text\tlabel\na\tno\nb\tno\n")
     for split, changes, problem in (
         ("dev", {}, r"dev.tsv row 2: label 'maybe' is none of the 2"),
-        ("same", {"train_split": "same"}, "have 1 different values"),
+        ("same", {"train_split": "same"}, "1 different values.*.* sorted by label"),
         ("train", {"label_names": "a,b,c"}, "row 1: label 'no' is none of the 3 classes"),
         ("train", {"label_names": "no,yes,maybe"}, r"no row of 1 of the 3 classes \('maybe'\) of"),
         ("train", {"label_names": "no,no,yes"}, "label_names=no,no,yes: give each class"),
@@ -309,6 +309,13 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     config.data.update(train_split="train[:2]", eval_split="dev+train[-1:]")
     cut = open_data(config)
     assert (len(cut.train), len(cut.eval)) == (2, 3)
+    config.data.update(train_split="own[5:]", eval_split="own[:5]")
+    own = tmp_path / "own.tsv"
+    own.write_text("text\tlabel\n" + "".join(f"a b\t{label}\n" for label in "aaaaabcab"))
+    open_data(config)
+    own.write_text("text\tlabel\n" + "".join(f"a b\t{label}\n" for label in "aaaaaaabbbccc"))
+    with pytest.raises(BadInputError, match=r"'own\[:5\]' has no row of 2 of the 3 classes"):
+        open_data(config)
     config.data.update(train_split="train", eval_split="dev")
     opened = open_data(config)
     assert opened.data_info.info["vocab_size"] == len(VOCABULARY)

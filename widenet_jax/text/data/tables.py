@@ -321,7 +321,8 @@ def class_names_of(rows: Sequence[Row]) -> list[str]:
     if not 1 < len(found) <= MAX_CLASSES:
         raise BadInputError(
             f"{rows[0].where}: the labels of the training split have {len(found):,} different "
-            f"values, such as {rows[0].label!r}; name their column by --config.data.label_column"
+            f"values, such as {rows[0].label!r}; name their column by --config.data.label_column, "
+            "or shuffle the rows if they are sorted by label"
         )
     return sorted(found, key=int if all(map(str.isdecimal, found)) else None)
 
