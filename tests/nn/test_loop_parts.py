@@ -11,8 +11,8 @@ from test_loop import TIED, blocks
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.full import MultiHeadAttention
+from widenet_jax.nn.blocks import begin_core
 from widenet_jax.nn.loop import Loop
-from widenet_jax.nn.loop_modules import begin_core
 from widenet_jax.nn.mlp import Mlp
 
 LOOPED = {"prelude": 1, "core": ((2, 2), (1, 3)), "coda": 1, "tie": TIED, "inject": "linear"}

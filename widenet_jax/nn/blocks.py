@@ -5,6 +5,8 @@ shares attention and a mixture of experts and gives each block its own norms. `l
 grammar of these and of others.
 """
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,13 +14,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.block_settings import BlockSettings
+from widenet_jax.nn.block_settings import DTYPES, NORMS, BlockSettings
+from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.loop import Loop, Step
-from widenet_jax.nn.loop_modules import begin_core
-from widenet_jax.nn.loop_runs import over_operations, run_exits, run_pieces
-from widenet_jax.nn.parts import Parts
 from widenet_jax.param_names import NORM_OUT
 from widenet_jax.typing import Array, Aux, FfnOutput
+
+NOISE_STD = math.sqrt(2 / 5)  # of a state that starts as noise (arXiv:2502.05171)
 
 
 class Blocks(BlockSettings):
@@ -71,11 +73,12 @@ class Blocks(BlockSettings):
         plain = bool(self.some_steps) or (self.unroll and self.remat == "none" and loops is None)
         loop = Loop.of(self.loop)
         by_step = loop.routing == "first" or (not train and loop.counts.eval)
-        run = partial(run_pieces, self, loops=loops)
-        if loop.exits:
-            run = partial(run_exits, self)
-        elif plain or by_step or self.is_initializing():
-            run = partial(self.run_blocks, entry=entry, loop_numbers=loop_numbers)
+        run = partial(self.run_blocks, entry=entry, loop_numbers=loop_numbers)
+        if loop.exits or not (plain or by_step or self.is_initializing()):
+            from widenet_jax.nn import loop_runs  # most models do without
+
+            run = partial(loop_runs.run_pieces, self, loops=loops)
+            run = partial(loop_runs.run_exits, self) if loop.exits else run
         x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
         if self.last_norm and self.norm_position != "post":
             x = Parts(self).norm(NORM_OUT)(x)
@@ -92,7 +95,7 @@ class Blocks(BlockSettings):
         train: bool,
         loop_numbers: Array | None = None,
         steps: tuple[Step, ...] = (),
-        parts: Parts | None = None,
+        parts: "Parts | None" = None,
     ) -> tuple[Array, Aux, Array | None]:
         """Runs one block after the other.
 
@@ -149,6 +152,106 @@ class Blocks(BlockSettings):
         return of["ffn"](y, **others)
 
 
+class Parts:
+    """The parts of a stack that its steps have used.
+
+    Args:
+      stack: the module whose submodules they are, while it is being called.
+    """
+
+    def __init__(self, stack: BlockSettings):
+        self._stack, self._loop = stack, Loop.of(stack.loop)
+        self._dtype = DTYPES[stack.dtype]
+        self._built: dict[str, nn.Module] = {}
+        self._ran: set[str | None] = set()
+
+    def of(self, step: Step) -> dict[str, nn.Module]:
+        """Returns a step's attention, ffn and norms, and its router where that stands apart."""
+        return {part: self._get(scope, self._part, part, step) for part, scope in step.scopes}
+
+    def begin(self, step: Step, x: Array, entry: Array | None, number: Array | int) -> Array:
+        """Returns the state with which a step begins: also what enters it as its loop begins."""
+        if step.begins is None:
+            return x
+        start = self._get(f"core_{step.begins}_start", self._start, step.begins)
+        return start(x, entry, number)
+
+    def normed(self, step: Step, number: Array | int, part: str, x: Array) -> Array:
+        """Applies the norm `part` of a step, modulated by the loop's number where it knows it."""
+        y = self.of(step)[part](x)
+        if not step.loops:
+            return y
+        scope = f"{dict(step.scopes)[part]}_condition"
+        return self._get(scope, self._condition, step)(y, number)
+
+    def end(self, step: Step, x: Array) -> Array:
+        """Returns the state with which a step ends: normed where its loop ends with a norm."""
+        return x if step.ends is None else self.norm(f"core_{step.ends}_norm_state")(x)
+
+    def due(self, *parts: nn.Module | None) -> bool:
+        """Returns whether parts must run together; initialising shared ones takes a single run."""
+        names = {part.name for part in parts if part}
+        done = self._stack.is_initializing() and names <= self._ran
+        self._ran |= names
+        return not done
+
+    def norm(self, scope: str) -> nn.Module:
+        """Returns a norm, whose statistics, scale and bias are float32."""
+        return self._get(scope, self._norm)
+
+    def _get(self, scope: str, build: Callable[..., nn.Module], *of: Any) -> nn.Module:
+        if scope not in self._built:
+            self._built[scope] = build(*of, name=scope)
+        return self._built[scope]
+
+    def _part(self, part: str, step: Step, name: str) -> nn.Module:
+        if part == "attention":
+            return self._stack.build_attention(name)
+        if part == "ffn":
+            return self._stack.build_ffn(step.ffn, name)
+        if part == "router":
+            return self._stack.build_ffn(step.ffn).build_router(parent=self._stack, name=name)
+        return self._norm(name)
+
+    def _norm(self, name: str) -> nn.Module:
+        # One pass: the variance is E[x^2] - E[x]^2, which cancels where the mean is large against
+        # the deviation. A second pass is 1.6% of ViT-B's step on a TPU; see docs/NUMERICS.md.
+        build = NORMS[self._stack.norm]
+        return build(epsilon=self._stack.norm_epsilon, dtype=self._dtype, name=name)
+
+    def _start(self, group: int, name: str) -> nn.Module:
+        from widenet_jax.nn.loop_modules import LoopStart  # most models do without
+
+        loops = self._loop.core[group][1] if self._loop.embed else 0
+        return LoopStart(self._loop.inject, loops, self._dtype, name=name)
+
+    def _condition(self, step: Step, name: str) -> nn.Module:
+        from widenet_jax.nn.loop_modules import Condition  # most models do without
+
+        sees_state = self._loop.condition == "index_state"
+        init = KernelInit(self._stack.kernel_init)
+        return Condition(step.loops, sees_state, init, self._dtype, name=name)
+
+
+def begin_core(stack: nn.Module, start: str, x: Array, *, train: bool) -> tuple[Array, Array]:
+    """Returns the state with which the core of a stack begins, and the entry: the state before it.
+
+    Args:
+      stack: the module that is being called; noise in training is of its stream "router".
+      start: a name in `loop.STARTS`.
+    """
+    if start == "prelude":
+        return x, x
+    if start == "zeros":
+        return jnp.zeros_like(x), x
+    drawn = train and stack.has_rng("router")
+    key = stack.make_rng("router") if drawn else jax.random.key(0)
+    # In evaluation of each example alike, wherever it stands in a batch.
+    shape = x.shape if drawn else x.shape[1:]
+    noise = NOISE_STD * jax.random.truncated_normal(key, -3.0, 3.0, shape)
+    return jnp.broadcast_to(noise, x.shape).astype(x.dtype), x
+
+
 def scaled(branch: Array, scale: float) -> Array:
     """Returns a residual branch times its factor; a factor of 1 changes no bit."""
     return branch if scale == 1 else branch * scale
@@ -158,3 +261,17 @@ def updated(memory: Array, x: Array) -> Array:
     """Returns the latest M rows of memory [B, M, D] and x [B, T, D], without gradient."""
     rows = jnp.concatenate([memory, x.astype(memory.dtype)], axis=1)
     return jax.lax.stop_gradient(rows[:, x.shape[1] :])
+
+
+def over_operations(join: Callable, auxes: list[Aux]) -> Aux:
+    """Joins the aux of several operations; each loss and sum over the operations that have it."""
+    auxes = [aux for aux in auxes if aux]
+    if not auxes:
+        return {}
+
+    def by_name(field: str) -> dict[str, Array]:
+        names = dict.fromkeys(name for aux in auxes for name in aux[field])
+        return {name: join([x[field][name] for x in auxes if name in x[field]]) for name in names}
+
+    loss = join([aux["loss"] for aux in auxes])
+    return {"loss": loss, "losses": by_name("losses"), "sums": by_name("sums")}

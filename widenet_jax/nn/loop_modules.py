@@ -4,33 +4,11 @@ import math
 from functools import partial
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from widenet_jax.nn.dense import Dense
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.typing import Array
-
-NOISE_STD = math.sqrt(2 / 5)  # of a state that starts as noise (arXiv:2502.05171)
-
-
-def begin_core(stack: nn.Module, start: str, x: Array, *, train: bool) -> tuple[Array, Array]:
-    """Returns the state with which the core of a stack begins, and the entry: the state before it.
-
-    Args:
-      stack: the module that is being called; noise in training is of its stream "router".
-      start: a name in `loop.STARTS`.
-    """
-    if start == "prelude":
-        return x, x
-    if start == "zeros":
-        return jnp.zeros_like(x), x
-    drawn = train and stack.has_rng("router")
-    key = stack.make_rng("router") if drawn else jax.random.key(0)
-    # In evaluation of each example alike, wherever it stands in a batch.
-    shape = x.shape if drawn else x.shape[1:]
-    noise = NOISE_STD * jax.random.truncated_normal(key, -3.0, 3.0, shape)
-    return jnp.broadcast_to(noise, x.shape).astype(x.dtype), x
 
 
 class LoopStart(nn.Module):

@@ -7,23 +7,18 @@ with an exit after each loop.
 import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
+from widenet_jax.nn.blocks import Blocks, Parts, begin_core, over_operations
 from widenet_jax.nn.loop import Loop, Step, stretches
-from widenet_jax.nn.loop_modules import begin_core
-from widenet_jax.nn.parts import Parts
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux
 
-if TYPE_CHECKING:
-    from widenet_jax.nn.blocks import Blocks
-
 
 def run_exits(
-    stack: "Blocks", x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
+    stack: Blocks, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
 ) -> tuple[Array, Aux, Array | None]:
     """Runs the blocks, those after the group that loops on the state after each loop."""
     del memory  # refused
@@ -57,7 +52,7 @@ def run_exits(
 
 
 def run_pieces(
-    stack: "Blocks",
+    stack: Blocks,
     x: Array,
     memory: Array | None,
     *,
@@ -113,7 +108,7 @@ def run_pieces(
 
 
 def runner(
-    stack: "Blocks",
+    stack: Blocks,
     shared: dict,
     keys: dict,
     seen: dict,
@@ -156,7 +151,7 @@ def runner(
     return jax.checkpoint(run, prevent_cse=not looped) if remat else run
 
 
-def split_parameters(stack: "Blocks", size: int) -> tuple[dict, list[dict]]:
+def split_parameters(stack: Blocks, size: int) -> tuple[dict, list[dict]]:
     """Returns the parameters that blocks share, and the own parameters of each `size` blocks.
 
     The latter have the names that they would have in a stack of `size` blocks.
@@ -231,17 +226,3 @@ def joined(outputs: list[tuple[Aux, Array | None]]) -> tuple[Aux, Array | None]:
     memories = [memory for _, memory in outputs if memory is not None]
     aux = over_operations(jnp.concatenate, [aux for aux, _ in outputs])
     return aux, jnp.concatenate(memories, axis=1) if memories else None
-
-
-def over_operations(join: Callable, auxes: list[Aux]) -> Aux:
-    """Joins the aux of several operations; each loss and sum over the operations that have it."""
-    auxes = [aux for aux in auxes if aux]
-    if not auxes:
-        return {}
-
-    def by_name(field: str) -> dict[str, Array]:
-        names = dict.fromkeys(name for aux in auxes for name in aux[field])
-        return {name: join([x[field][name] for x in auxes if name in x[field]]) for name in names}
-
-    loss = join([aux["loss"] for aux in auxes])
-    return {"loss": loss, "losses": by_name("losses"), "sums": by_name("sums")}
