@@ -92,9 +92,8 @@ def parameters_of(variables: Mapping[str, PyTree]) -> PyTree:
     """
     for collection in variables.keys() - {"params"}:
         for path, _ in jax.tree_util.tree_leaves_with_path(variables[collection]):
-            if all(
-                isinstance(key, DictKey) for key in path
-            ):  # what is sown is a tuple, and not read
+            # What a part sows is in tuples, and no step reads it.
+            if all(isinstance(key, DictKey) for key in path):
                 name = "/".join(key.key for key in path)
                 raise BadInputError(
                     f"{name} is a variable of the collection {collection!r}; parts of a model may "
