@@ -271,7 +271,12 @@ def test_a_compiled_loop_and_recomputation_change_nothing(name: str):
     two = [
         jax.jit(jax.value_and_grad(partial(loss_of, model)))(params) for model in (plain, looped)
     ]
-    compare = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+
+    def compare(actual: jax.Array, desired: jax.Array) -> None:
+        # Sums round by their largest entries; processors differ in the order.
+        atol = max(1e-4, 1e-5 * float(jnp.abs(desired).max()))
+        np.testing.assert_allclose(actual, desired, rtol=1e-4, atol=atol)
+
     jax.tree.map(compare, *two)
 
 
