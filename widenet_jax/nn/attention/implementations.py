@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.sharding import device_kind, on_each_device, platform
@@ -144,19 +145,30 @@ def attention_gradients(
     return (d_query, d_key, d_value), d_scores
 
 
-def product(spec: str, x: Array, y: Array) -> Array:
+def product(spec: str, x: Array, y: Array, dtype: DTypeLike | None = None) -> Array:
     """Computes `jnp.einsum(spec, x, y)` of arrays by heads, [B, T, N, H], and by scores.
 
-    On a CPU the heads come first, [B, N, T, H], so that products read and write contiguous rows.
+    On a CPU the heads come first, [B, N, T, H], so that products read and write contiguous rows. A
+    sum over the rows of the scores makes [B, N, H, T], in half the time of [B, N, T, H].
+
+    Args:
+      spec: the scores, if they are an operand, are x.
+      x: the first operand.
+      y: the second operand.
+      dtype: of the sums; the operands' by default.
     """
+    einsum = functools.partial(jnp.einsum, preferred_element_type=dtype)
     if platform() != "cpu":
-        return jnp.einsum(spec, x, y)
+        return einsum(spec, x, y)
     *operands, of_result = spec.replace("->", ",").split(",")
     x, y = (
         array.swapaxes(1, 2) if letters.endswith("nh") else array
         for letters, array in zip(operands, (x, y), strict=True)
     )
-    result = jnp.einsum(re.sub("b(.)nh", r"bn\1h", spec), x, y)
+    rows, column = operands[0][-2:]
+    if of_result[1] == column:
+        return einsum(f"bn{rows}h,bn{rows}{column}->bnh{column}", y, x).transpose(0, 3, 1, 2)
+    result = einsum(re.sub("b(.)nh", r"bn\1h", spec), x, y)
     return result.swapaxes(1, 2) if of_result.endswith("nh") else result
 
 

@@ -18,6 +18,7 @@ from widenet_jax.nn.attention.implementations import (
     attention_gradients,
     centred,
     float32_only,
+    product,
 )
 from widenet_jax.nn.dense import KernelAndBias, linear
 from widenet_jax.sharding import on_each_device, platform
@@ -140,10 +141,13 @@ def _attend_forward(
     at_key: Array,  # [S, R], a constant: its gradient is 0
     first: Array,  # [B] int32, the first key that is not empty
 ) -> tuple[Array, tuple]:  # [B, T, N, H], and what the gradient needs
-    # One product for both terms. Scores lie as [B, N, S, T]: summing over the last but one axis is
-    # cheap on a TPU.
-    queries = beside(at_query, query.swapaxes(1, 2))
-    scores = jnp.einsum("bnsr,bntr->bnst", beside(at_key, key.swapaxes(1, 2)), queries)
+    # Scores lie as [B, N, S, T]: summing over the last but one axis is cheap on a TPU.
+    if platform() == "cpu":  # where `beside` would write both operands to memory first
+        scores = product("bsnh,btnh->bnst", key, query)
+        scores += jnp.einsum("sr,bntr->bnst", at_key, at_query)
+    else:  # one product for both terms
+        queries = beside(at_query, query.swapaxes(1, 2))
+        scores = jnp.einsum("bnsr,bntr->bnst", beside(at_key, key.swapaxes(1, 2)), queries)
     S, T = scores.shape[2:]
     place = jnp.arange(S)[:, None]
     visible = (place <= jnp.arange(S - T, S)) & (place >= first[:, None, None])  # [B, S, T]
@@ -152,10 +156,10 @@ def _attend_forward(
     weights = jnp.exp(scores.astype(jnp.float32) - largest).astype(value.dtype)
     ones = jnp.ones((*value.shape[:-1], 1), value.dtype)
     padded = jnp.concatenate([value, ones], axis=-1)
-    sums = jnp.einsum("bnst,bsnh->bnth", weights, padded, preferred_element_type=jnp.float32)
-    scale = 1 / sums[..., -1]  # [B, N, T]
-    out = (sums[..., :-1] * scale[..., None]).astype(value.dtype).swapaxes(1, 2)
-    return out, (query, key, value, at_key, scores, largest, scale, out)
+    sums = product("bnst,bsnh->btnh", weights, padded, jnp.float32)
+    scale = 1 / sums[..., -1]  # [B, T, N]
+    out = (sums[..., :-1] * scale[..., None]).astype(value.dtype)
+    return out, (query, key, value, at_key, scores, largest, scale.swapaxes(1, 2), out)
 
 
 def _attend_backward(saved: tuple, d_out: Array) -> tuple:
