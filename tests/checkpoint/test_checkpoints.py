@@ -1,5 +1,6 @@
 """Checkpoints are restored bit for bit on any mesh; wrong or damaged ones are reported."""
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -8,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from jax.sharding import Mesh
+from jax.sharding import Mesh, SingleDeviceSharding
 
-from widenet_jax.checkpoint.checkpoints import Checkpoints
+from widenet_jax.checkpoint.checkpoints import Checkpoints, load_checkpoint
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.sharding import build_mesh, tree_shardings
@@ -147,3 +148,20 @@ def test_only_damaged_ones_left_is_no_new_run(saved: Path, on_one: Mesh):
         pytest.raises(RunFailedError, match=r"holds only damaged checkpoints \(5\.damaged\)"),
     ):
         checkpoints.restore(target_on(on_one))
+
+
+def test_a_checkpoint_copied_to_the_best_is_not_the_best(saved: Path, on_one: Mesh, capfd):
+    """Nor is it taken for the best by a run that resumes."""
+    with closing(checkpoints_in(saved)) as checkpoints:
+        checkpoints.save(place(state_of(6), on_one), step=6, metrics_file=[0, ""])
+        checkpoints.save_best(place(state_of(5), on_one), step=5, value=0.9)
+        checkpoints.wait()
+    sharding = SingleDeviceSharding(jax.devices()[0])
+    assert load_checkpoint(epath.Path(saved), sharding, "best").meta["accuracy"] == 0.9
+    shutil.copytree(saved / "checkpoints" / "6", saved / "best" / "6")
+    with pytest.raises(RunFailedError, match=r"best/6 is no best checkpoint, but a copy from"):
+        load_checkpoint(epath.Path(saved), sharding, "best")
+    with closing(checkpoints_in(saved)) as checkpoints:
+        checkpoints.restore(target_on(on_one))
+        assert checkpoints.best_value == 0.9 and checkpoints.best.steps() == [5]
+    assert "renamed to 6.damaged" in capfd.readouterr().err

@@ -23,6 +23,8 @@ from widenet_jax.task import PrimaryMetric
 from widenet_jax.typing import PyTree
 
 LAST, BEST, FAILED = "checkpoints", "best", "failed"
+OF_LAST = "metrics_file"  # in the meta of those in LAST alone
+COPIED = f"is no best checkpoint, but a copy from {LAST}/"
 CHOICES = 3  # of a checkpoint to read, while a run deletes the one that was chosen
 
 
@@ -83,6 +85,9 @@ class Checkpoints:
         self.best.quarantine(damaged)
         if best is None:
             return None
+        if OF_LAST in best.meta:
+            self.best.quarantine({best.meta["step"]: COPIED})
+            return self._restore_best()
         self.best.remove_others(keep=0)  # a killed run may have left more
         value = best.meta.get(self.primary_metric.name)  # None: the task had another one then
         return None if value is None else float(value)
@@ -216,4 +221,9 @@ def _load_chosen(last: Series, best: Series, params: PyTree, which: str) -> Rest
     for step, problem in damaged.items():
         place = series.directory / str(step)
         print(f"warning: {place} {problem}; using an older checkpoint", file=sys.stderr)
+    if found and series is best and OF_LAST in found.meta:
+        raise RunFailedError(
+            f"{best.directory / str(found.meta['step'])} {COPIED}; copy the run's own best back, or "
+            "name another checkpoint"
+        )
     return found

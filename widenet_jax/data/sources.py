@@ -20,7 +20,7 @@ from widenet_jax.data.labelled import (
     names_text,
     relabelled,
 )
-from widenet_jax.data.splits import parse_slice
+from widenet_jax.data.splits import parse_slice, parts_of
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
 from widenet_jax.files import TOKENIZER, may_replace, split_checkpoint
 from widenet_jax.specs import PYTHON, resolve, source_spec, task_spec
@@ -191,7 +191,8 @@ def open_data(
     if config.task.get("class_weights", "none") != "none":
         counts = class_counts(train)
     size = examples_an_epoch(train, config)
-    stream, share = stream_info(train, evaluation), largest_share(evaluation)
+    stream = stream_info(train, evaluation, data.get("max_length", 0))
+    share = largest_share(evaluation)
     data_info = DataInfo(size, example, info, stream, counts, share)
     return Data(train, evaluation, train_transform, eval_transform, data_info)
 
@@ -276,10 +277,21 @@ def unigram_bits(stream: Stream) -> float:
     return unigram_entropy(counts) / stream.bytes_per_token / math.log(2)
 
 
-def stream_info(train: Source, evaluation: Source) -> StreamInfo | None:
-    """Returns the statistics of both splits of a stream; None of other sources."""
+def stream_info(train: Source, evaluation: Source, length: int) -> StreamInfo | None:
+    """Returns the statistics of both splits of a stream; None of other sources.
+
+    Raises:
+      BadInputError: windows of another length than T, `length`, and the token after it.
+    """
     if not isinstance(train, Stream):
         return None
+    for name, stream in (("training", train), ("evaluation", evaluation)):
+        shape = np.shape(stream.read_windows(np.zeros(1, np.int64)))
+        if shape != (1, length + 1):
+            raise BadInputError(
+                f"{name} data: read_windows of one index returns an array {list(shape)}; it must "
+                f"be [1, {length + 1}], config.data.max_length={length} tokens and the one after"
+            )
     return StreamInfo(train.bytes_per_token, unigram_bits(evaluation))
 
 
@@ -307,7 +319,8 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
     """Returns what splits, each with its name, hold, lack and leave out.
 
     Such as "train: 220 images, 5 classes; val: 60 images; 60 files left out (.heic 60)" or
-    "train: 6,513 sequences of mine.txt; valid: 361 sequences".
+    "train: 6,513 sequences of mine.txt; valid: 361 sequences". Slices of one split may have
+    examples in common: "train[:60%]: 60 rows; train[50%:]: 50 rows, 10 of them in train[:60%] too".
     """
     lines, advice, left_out = [], "", Counter()
     for name, source in splits:
@@ -319,9 +332,20 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
             text += f", none of {names_text(source.missing)}" if source.missing else ""
             left_out.update(source.left_out)
             advice = advice or (source.split_advice if source.missing else "")
+        if lines and (count := common(splits[0], (name, source))):
+            text += f", {count:,} of them in {splits[0][0]} too"
         lines.append(text)
     lines += [left_out_text(left_out) if left_out else "", advice]
     return "; ".join(filter(None, lines))
+
+
+def common(one: tuple[str, Source], other: tuple[str, Source]) -> int:
+    """Returns how many examples of the other (name, source) are in the first, by name and slice."""
+    names = [{parse_slice(part)[0] for part in parts_of(name)} for name, _ in (one, other)]
+    if names[0].isdisjoint(names[1]) or isinstance(one[1], Stream):
+        return 0
+    known, places = (set(map(s.describe, range(len(s)))) for _, s in (one, other))
+    return len(known & places)
 
 
 def examples_an_epoch(train: Source, config: Any) -> int:

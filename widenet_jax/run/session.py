@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from orbax.checkpoint import multihost
 
-from widenet_jax.checkpoint.checkpoints import BEST, FAILED, LAST, Checkpoints, arrays_of
+from widenet_jax.checkpoint.checkpoints import BEST, FAILED, LAST, OF_LAST, Checkpoints, arrays_of
 from widenet_jax.checkpoint.manifest import fingerprint
 from widenet_jax.checkpoint.series import (
     CannotWriteError,
@@ -230,7 +230,7 @@ class Session:
                 f"a parameter, a moment or the carry is not finite after step {step}; it is not "
                 f"saved, and earlier checkpoints are kept. {ADVICE}"
             )
-        more = {"evaluation_due": evaluation_due, "metrics_file": self.writer.written()}
+        more = {"evaluation_due": evaluation_due, OF_LAST: self.writer.written()}
         self.checkpoints.save(state, step=step, **more)
 
     def check_kept(self) -> None:

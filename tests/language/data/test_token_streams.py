@@ -1,5 +1,6 @@
 """Streams of tokens: which windows a row reads, whoever reads them; mistakes in one line."""
 
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -214,6 +215,24 @@ def test_the_smallest_config_reads_the_path_that_it_is_given(text: str):
         # 180 and 10 bytes, in windows of 2 and the byte after them
         f"train: 89 sequences of {text}; valid: 4 sequences",
     ]
+
+
+def test_a_stream_without_the_token_after_each_window_is_refused(text: str):
+    """It would train on one token less a window."""
+
+    class Short(TokenStream):
+        def read_windows(self, indices: np.ndarray) -> np.ndarray:
+            return super().read_windows(indices)[:, :-1]
+
+    config = load_config(f"{ROOT}/configs/language_model.py:tiny")
+    config.data.max_length = T
+    good = open_stream(text, "train", T)
+    short = Short(**{field.name: getattr(good, field.name) for field in dataclasses.fields(good)})
+    assert open_data(config, splits=(good, good)).data_info.stream.bytes_per_token == 1
+    for splits, name in (((short, good), "training"), ((good, short), "evaluation")):
+        problem = rf"^{name} data: read_windows of one index returns an array \[1, 3\]; it must be"
+        with pytest.raises(BadInputError, match=problem):
+            open_data(config, splits=splits)
 
 
 def test_the_embedded_novel_in_word_pieces():

@@ -13,7 +13,7 @@ from etils import epath
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.data.contract import Data
 from widenet_jax.data.pipeline import check_small_splits
-from widenet_jax.data.sources import open_data
+from widenet_jax.data.sources import open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.text.data.sequences import join, sequence_row
 from widenet_jax.text.data.tables import Table, class_names_of, label_numbers, read_rows
@@ -309,6 +309,10 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     config.data.update(train_split="train[:2]", eval_split="dev+train[-1:]")
     cut = open_data(config)
     assert (len(cut.train), len(cut.eval)) == (2, 3)
+    line = overview((("train[:2]", cut.train), ("dev+train[-1:]", cut.eval)), "sequences")
+    assert line == (  # train has 2 rows, so its last one is in both
+        "train[:2]: 2 sequences; dev+train[-1:]: 3 sequences, 1 of them in train[:2] too"
+    )
     config.data.update(train_split="own[5:]", eval_split="own[:5]")
     own = tmp_path / "own.tsv"
     own.write_text("text\tlabel\n" + "".join(f"a b\t{label}\n" for label in "aaaaabcab"))
