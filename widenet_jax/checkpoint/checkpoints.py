@@ -222,8 +222,6 @@ def _load_chosen(last: Series, best: Series, params: PyTree, which: str) -> Rest
         place = series.directory / str(step)
         print(f"warning: {place} {problem}; using an older checkpoint", file=sys.stderr)
     if found and series is best and OF_LAST in found.meta:
-        raise RunFailedError(
-            f"{best.directory / str(found.meta['step'])} {COPIED}; copy the run's own best back, or "
-            "name another checkpoint"
-        )
+        place = best.directory / str(found.meta["step"])
+        raise RunFailedError(f"{place} {COPIED}; restore the run's own best, or name another")
     return found
