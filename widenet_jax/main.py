@@ -56,7 +56,7 @@ def flag_parser() -> parser.Parser:
     add("--workdir", metavar="DIR", help="of checkpoints, metrics and results; may be gs://")
     modes = {"choices": ["train", "eval", "replay"], "default": "train"}
     add("--mode", **modes, help="replay repeats the step whose loss or gradient was not finite")
-    add("--extend", action="store_true", help="accept a longer config.duration; see docs/GUIDE.md")
+    add("--extend", action="store_true", help="accept a longer config.duration, or other examples")
     add("--max_seconds", type=parser.seconds, metavar="S", help="then save and stop, as by SIGTERM")
     add("--print_config", action="store_true", help="only print every field and its meaning")
     text = "write a trace of STEPS training steps to WORKDIR/profile, for XProf and Perfetto"

@@ -77,7 +77,8 @@ def run(
       workdir: local or gs://.
       mode: "train"; "eval", to evaluate the newest checkpoint; or "replay", to repeat the step
         whose numbers were not finite.
-      extend: a longer config.duration may change the learning rate of a run, see `check_length`.
+      extend: a longer config.duration may change the learning rate of a run, see `check_length`;
+        and the examples may be others.
       devices: the devices to use; all by default.
       stop: may request an early end.
       profile: number of steps to trace with JAX's profiler.
@@ -103,8 +104,9 @@ def run(
         from widenet_jax.run.profile import Profile, check_profiler
 
         on_every_host(check_profiler)
-    data = on_every_host(partial(open_data, config, workdir, splits))
-    check_agreement(on_every_host(partial(same_data, data)))
+    hashed = mode == "train"
+    data = on_every_host(partial(open_data, config, workdir, splits, hashed=hashed))
+    check_agreement(same_data(data))
 
     # Experiment
     devices = devices or jax.devices()
@@ -128,7 +130,8 @@ def run(
         # Restore
         session = Session(experiment, workdir, stack, on_evaluation)
         state, meta = session.restore(partial(first_state, experiment, note=lines.append))
-        workdirs.check_info(meta, data.data_info.info, workdir=workdir)
+        here = data.data_info.info
+        lines.append(workdirs.check_info(meta, here, workdir=workdir, extend=extend))
         start_step = step = stop.saved = meta.get("step", 0)
         check_agreement({"the restored step": step})
         evaluation_due = meta.get("evaluation_due", False)  # a stop cut the evaluation off
@@ -296,14 +299,12 @@ def same_on_all_hosts(config: ConfigDict, workdir: epath.Path, mode: str) -> dic
 
 
 def same_data(data: Data) -> dict[str, object]:
-    """Returns what must agree of the data on all hosts, by name; one host reads nothing for it."""
-    facts: dict[str, object] = {"the data": data.data_info}
-    if jax.process_count() == 1:
-        return facts
-    from widenet_jax.data.contents import contents_sha256
-
-    splits = {"training": data.train, "evaluation": data.eval}
-    return facts | {f"the {name} data": contents_sha256(split) for name, split in splits.items()}
+    """Returns what must agree of the data on all hosts, by name."""
+    info = dict(data.data_info.info)
+    contents = info.pop("content_sha256", "")
+    halves = contents[: len(contents) // 2], contents[len(contents) // 2 :]
+    facts = {"the data": data.data_info._replace(info=info)}
+    return facts | dict(zip(("the training data", "the evaluation data"), halves, strict=True))
 
 
 def evaluate_newest(

@@ -11,6 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from widenet_jax.config.imports import (
+    CONFIG_FILES,
     CONFIGS,
     find_configs_beside,
     forget_configs,
@@ -49,6 +50,7 @@ def load_config(text: str) -> ConfigDict:
         raise BadInputError(f"--config={text}: its get_config() must return a ConfigDict")
     if registers_parts(Path(path)):
         remember(config, [path])
+        CONFIG_FILES.add(str(Path(path).expanduser().resolve()))
     return config
 
 

@@ -32,6 +32,7 @@ PLAIN = (
     "widenet_jax.specs.task_spec",
 )
 IMPORTED: dict[str, str] = {}  # in this process: absolute path -> SHA-256
+CONFIG_FILES: set[str] = set()  # absolute paths of those that this process read and remembers
 NAMED: dict[str, str] = {}  # the files that --import named: absolute path -> name
 
 
@@ -153,15 +154,15 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
     """
     for record in config.get("imports", ()):
         digest, _, path = record.removeprefix("sha256:").partition(" ")
-        if digest in IMPORTED.values() or Path(path).name in NAMED.values():
+        if digest in IMPORTED.values() or Path(path).name in NAMED.values() or path in CONFIG_FILES:
             continue
         there = Path(path).is_file()
         # Older runs hashed the file alone.
         if not there or digest not in (digest_of(Path(path)), file_sha256(Path(path))):
-            problem = "has changed since, or a file that it imports," if there else "is not there"
+            problem = ", or a file that it imports, has changed since" if there else " is not there"
             advice = f"--import={path if there else f'FILE/{Path(path).name}'}"
             raise BadInputError(
-                f"{place} needs {path}, which registered parts of its model or task and {problem}; "
+                f"{place} needs {path}, which registered parts of its model or task; it{problem}; "
                 f"to use the file as it is now, add {advice}"
             )
         import_once(path, f"{place} needs {path}")

@@ -137,7 +137,11 @@ def check_several_classes(train: Source, evaluation: Source, data: Mapping[str, 
 
 
 def open_data(
-    config: Any, workdir: epath.Path | None = None, splits: tuple[Source, Source] | None = None
+    config: Any,
+    workdir: epath.Path | None = None,
+    splits: tuple[Source, Source] | None = None,
+    *,
+    hashed: bool = False,
 ) -> Data:
     """Opens both splits of a run.
 
@@ -145,8 +149,9 @@ def open_data(
       config: of the run.
       workdir: of the run. Where the tokenizer belongs to the model to start from, a run that has
         begun takes its copy in the workdir, and no longer needs that model.
-      splits: objects of training and evaluation, instead of what the config names. Their hash is
-        in `info`, so that the run resumes with the same examples alone.
+      splits: objects of training and evaluation, instead of what the config names.
+      hashed: whether `info` has a hash of both splits, so that a run resumes with the same examples
+        alone.
 
     Raises:
       BadInputError: a split cannot be opened, or the training split's `info` differs from the
@@ -181,7 +186,7 @@ def open_data(
             f"{differing[0]}; prepare both from the same set, or name other splits "
             "(config.data.train_split, config.data.eval_split)"
         )
-    if splits:  # imported where it is asked for
+    if hashed:  # imported where it is asked for
         from widenet_jax.data.contents import contents_sha256
 
         info["content_sha256"] = contents_sha256(train) + contents_sha256(evaluation)

@@ -148,13 +148,22 @@ def list_changes(changed: Mapping[str, str]) -> str:
     return "; ".join(texts[:4] + ["and more"] * (len(texts) > 4))
 
 
-def check_info(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epath.Path) -> None:
-    """Raises BadInputError where a checkpoint saw other data, as with another tokenizer.
+def check_info(
+    meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epath.Path, extend: bool = False
+) -> str:
+    """Compares the data that a checkpoint saw with the data that is there now.
 
     Args:
       meta: of the checkpoint; {} in a new run.
       info: of the data that is there now.
       workdir: named in the message.
+      extend: whether the user has asked to continue on other examples (--extend).
+
+    Returns:
+      A line where the examples are others; "" where all is the same.
+
+    Raises:
+      BadInputError: it is other data, as with another tokenizer.
     """
 
     def same(there: Any, here: Any) -> bool:
@@ -163,13 +172,20 @@ def check_info(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epa
         return there == here
 
     here = json.loads(json.dumps(dict(info)))
-    if odd := [name for name in here if name in meta and not same(meta[name], here[name])]:
+    odd = [name for name in here if name in meta and not same(meta[name], here[name])]
+    odd.sort(key="content_sha256".__eq__)  # last, as it changes with every other fact
+    other_examples = odd[:1] == ["content_sha256"]
+    if other_examples and extend:
+        return "the data has changed since this run began"
+    if odd:
         raise BadInputError(
             f"--workdir={workdir} was trained on data with another "
             f"{odd[0].removesuffix('_sha256')} than the data "
             "that it is given now; give that run's data, or name a new --workdir, in which "
             f"--config.init_from={workdir} starts from this model"
+            + "; to continue this run on other examples add --extend" * other_examples
         )
+    return ""
 
 
 def write_run(

@@ -328,7 +328,7 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     row = opened.train_transform(opened.train[1], None)
     assert row["tokens"].tolist() == [CLS, 7, 8, 9, SEP, 0] and row["label"] == 1
     examples = [("a b", "no"), ("c d e", "yes")]  # of Python code, as the files' rows
-    info = dict(open_data(config, splits=(examples, examples[:1])).data_info.info)
+    info = dict(open_data(config, splits=(examples, examples[:1]), hashed=True).data_info.info)
     assert len(info.pop("content_sha256")) == 128 and info == opened.data_info.info
     for bad, problem in (
         ([("a b", 1), ("a",)], r"^data\[1\] is neither \(text, label\) nor"),

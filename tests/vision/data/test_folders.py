@@ -284,6 +284,22 @@ def test_of_a_messy_folder_every_image_is_read_or_named(tmp_path):
     assert line.endswith(f"; 4 files left out ({kinds})")
 
 
+def test_the_hash_of_a_folder_is_of_its_images_and_not_of_its_place(folder, tmp_path):
+    """So that a run does not resume on other photos, and does on the same ones elsewhere."""
+
+    def content(path: Path) -> str:
+        return open_data(config_of(path), hashed=True).data_info.info["content_sha256"]
+
+    first = content(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    assert content(tmp_path / "copy") == first and len(first) == 128
+    (tmp_path / "copy" / "val" / "ant" / "c.png").write_bytes(png(50))
+    assert content(tmp_path / "copy")[:64] == first[:64] != content(tmp_path / "copy")[64:]
+    (folder / "train" / "ant" / "a.png").write_bytes(png(50))  # as many, of equal names
+    assert content(folder)[64:] == first[64:] and content(folder)[:64] != first[:64]
+    assert "content_sha256" not in open_data(config_of(folder)).data_info.info
+
+
 def test_a_single_class_is_refused(folder):
     """As where the path is one level too high, and its only folder holds the class folders."""
     for split in ("train", "val"):
