@@ -159,7 +159,7 @@ def test_data_with_other_facts_is_refused(tmp_path: Path):
     with pytest.raises(BadInputError, match="another unigram_entropy"):
         check_info(meta, same | {"unigram_entropy": 5.2}, workdir=place)
     saved, here = {"content_sha256": "a"}, {"content_sha256": "b"}
-    with pytest.raises(BadInputError, match="another content than .* examples add --extend$"):
+    with pytest.raises(BadInputError, match=r"another content than .* examples add --extend$"):
         check_info(saved, here, workdir=place)
     assert check_info(saved, here, workdir=place, extend=True).startswith("the data has changed")
     assert check_info(saved, saved, workdir=place, extend=True) == ""

@@ -14,10 +14,9 @@ from typing import Any
 
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.run.figures import PALETTE, save, subplots
-from widenet_jax.run.intervals import Interval, holm, mean_over_seeds, p_of
+from widenet_jax.run.intervals import SIGNIFICANT, Interval, holm, mean_over_seeds, p_of
 from widenet_jax.run.tables import table_of
 
-SIGNIFICANT = 0.05
 HOW = (
     "Contrasts are paired by seed. 95%: Student's t. p: t-test against 0, corrected by Holm for "
     "all {number} contrasts of the experiment. Equal: two one-sided t-tests at 5% put the mean "

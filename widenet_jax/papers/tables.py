@@ -15,10 +15,10 @@ from widenet_jax.ops.sweep.trials import Status
 from widenet_jax.papers.experiments import EXPERIMENTS, PaperExperiment, PaperRow
 from widenet_jax.papers.runs import Measured, Measurements, mean_of, std_of
 from widenet_jax.papers.scales import Scale, run_of
+from widenet_jax.run.intervals import SIGNIFICANT
 from widenet_jax.run.tables import markdown_table, table_of
 
 Row = Mapping[str, Any]
-SIGNIFICANT = 0.05  # of Welch's t-test, two-sided
 TEST = (
     f"Too close to tell means that Welch's t-test over the seeds gives p >= {SIGNIFICANT}, without "
     "a correction for the number of pairs; of a single seed only the sign counts."

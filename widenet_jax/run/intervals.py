@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+SIGNIFICANT = 0.05  # of p values
 Z = 1.959964  # the normal distribution's 97.5% quantile
 RESAMPLES = 1000
 Interval = tuple[float, float]

@@ -183,7 +183,8 @@ def check_info(
             f"{odd[0].removesuffix('_sha256')} than the data "
             "that it is given now; give that run's data, or name a new --workdir, in which "
             f"--config.init_from={workdir} starts from this model"
-            + "; to continue this run on other examples add --extend" * other_examples
+            + "; to continue this run on other examples add --extend"
+            * other_examples
         )
     return ""
 

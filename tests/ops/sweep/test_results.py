@@ -94,7 +94,10 @@ def test_differences_are_paired_by_seed(directory):
     }
     table = results.report().split("\n\n")[2].splitlines()
     assert table[0].startswith("differences from model.mlp_dim=1, paired by seed (p: t-test")
-    assert table[2].split() == ["2", "2", "0.03", "-0.09706", "to", "0.1571", "0.2048"]
+    assert table[0].endswith("; higher is better")
+    assert table[2].split() == ["2", "2", "0.03", "-0.09706", "to", "0.1571", "0.2048", "undecided"]
+    assert [results.verdict(row | {"p": p}) for p in (0.04, None)] == ["better", ""]
+    assert results.verdict({"difference": -0.03, "p": 0.04}) == "worse"
     assert Results(outcomes[:3], directory).differences() == []  # one seed in common
     outcomes[3].result["test_accuracy"] = 0.32  # as much better as the other seed, but for rounding
     assert Results(outcomes, directory).differences()[0]["p"] is None

@@ -12,7 +12,14 @@ from widenet_jax.files import write_text
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status
 from widenet_jax.run.figures import PALETTE, draw_learning_curves, save, subplots
-from widenet_jax.run.intervals import Interval, accuracy_interval, holm, mean_over_seeds, p_of
+from widenet_jax.run.intervals import (
+    SIGNIFICANT,
+    Interval,
+    accuracy_interval,
+    holm,
+    mean_over_seeds,
+    p_of,
+)
 from widenet_jax.run.tables import csv_text, text_table
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
@@ -168,13 +175,16 @@ class Results:
             columns = [name for name in rows[0] if name != "interval"]
             parts.append("over seeds\n" + table(rows, columns))
         if found := self.differences():
-            rows = [row | {LEVEL: ends(row["interval"])} for row in found]
+            rows = [row | {LEVEL: ends(row["interval"]), "": self.verdict(row)} for row in found]
             columns = [name for name in [*found[0], LEVEL] if name not in ("interval", "p")]
             first = self.outcomes[0].trial.settings
             fields = (f"{name}={cell(first.get(name))}" for name in self.fields if name != SEED)
             title = f"differences from {', '.join(fields)}, paired by seed (p: t-test, by Holm for "
-            title += "all rows; 95%: of each row alone)\n"
-            parts.append(title + table(rows, [*columns, "p"]))
+            higher = self.primary_metric.higher_is_better
+            title += (
+                f"all rows; 95%: of each row alone); {'higher' if higher else 'lower'} is better\n"
+            )
+            parts.append(title + table(rows, [*columns, "p", ""]))
         parts += [
             f"{one.status}: {one.trial.name}, exit code {one.exit_code}: {one.message}\n"
             f"  its whole log: {self.directory.log(one.trial)}"
@@ -193,6 +203,15 @@ class Results:
         if warning := self.chosen_on_test():
             parts.append(warning)
         return "\n\n".join(parts)
+
+    def verdict(self, row: Mapping[str, Any]) -> str:
+        """Says what a row of `differences` shows; "" where it has no test."""
+        if row["p"] is None:
+            return ""
+        if row["p"] >= SIGNIFICANT:
+            return "undecided"
+        better = self.primary_metric.better(row["difference"], 0.0)
+        return "better" if better else "worse"
 
     def trial_table(self) -> str:
         """Returns a row for each trial; an accuracy has its interval over the examples."""
