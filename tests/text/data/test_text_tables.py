@@ -130,6 +130,9 @@ def test_columns_of_ones_own(tmp_path: Path):
         rows(tmp_path)
     with pytest.raises(BadInputError, match=r"no column 'rating'.*--config.data.label_column=NAME"):
         rows(tmp_path, text_column="review", label_column="rating")
+    for field, other in (("pair_column", "label_column"), ("text_column", "pair_column")):
+        with pytest.raises(BadInputError, match=rf"{field} and {other} are both 'stars' \(choose"):
+            rows(tmp_path, **own | {field: "stars", other: "stars"})
 
 
 def test_labels_go_by_name(tmp_path: Path, tokenizer: Tokenizer):

@@ -39,10 +39,10 @@ LEAST_LENGTH = 5  # tokens of a sequence
 
 
 class MissingColumnError(BadInputError):
-    """A table has no such column.
+    """A table has no such column, or one column has two fields.
 
     Args:
-      problem: the file, the column, and those that there are.
+      problem: the file, and the column with those that there are.
       field: of `config.data`, that names the column.
     """
 
@@ -275,7 +275,7 @@ def layout_of(
     Without `labelled` the label may be missing.
 
     Raises:
-      MissingColumnError: the file has no such columns, or none that is known.
+      MissingColumnError: the file has no such columns, or none that is known; or two are the same.
     """
     fields = ("text_column", "pair_column", "label_column")
     text, pair, label = (data[field] for field in fields)
@@ -286,6 +286,10 @@ def layout_of(
         texts = (one for one in unlabelled if columns.keys() >= set(one[:2]) - {""})
         text, pair, label = next(itertools.chain(known, texts), ("", "", ""))
     layout = (text or "text", pair, label or "label")
+    for one, other in itertools.combinations(range(3 if labelled else 2), 2):
+        if layout[one] == layout[other]:
+            problem = f"{file}: {fields[one]} and {fields[other]} are both {layout[one]!r}"
+            raise MissingColumnError(problem, fields[one])
     for field, name in zip(fields, layout, strict=True):
         if name and name not in columns and (labelled or field != "label_column"):
             problem = f"{file}: no column {name!r}; there are {shown(list(columns))}"
