@@ -334,9 +334,10 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
             text += f" of {source.text}"
         if isinstance(source, LabelledImages):
             text += f", {len(source.class_names):,} classes" if not lines else ""
-            text += f", none of {names_text(source.missing)}" if source.missing else ""
             left_out.update(source.left_out)
             advice = advice or (source.split_advice if source.missing else "")
+        if missing := getattr(source, "missing", ()):
+            text += f", none of {names_text(missing)}"
         if lines and (count := common(splits[0], (name, source))):
             text += f", {count:,} of them in {splits[0][0]} too"
         lines.append(text)

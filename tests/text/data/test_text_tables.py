@@ -139,6 +139,10 @@ def test_labels_go_by_name(tmp_path: Path, tokenizer: Tokenizer):
     """Whatever the order of first appearance in a split, and whatever numbers a file has."""
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tmaybe\nc\tyes\n")
     (tmp_path / "dev.tsv").write_text("text\tlabel\na\tyes\nb\tno\nc\tno\n")  # a class is missing
+    assert (
+        overview([("dev", table(tmp_path, tokenizer, "dev"))], "rows")
+        == "dev: 3 rows, none of maybe"
+    )
     columns = {"text": ["a", "b", "c"], "label": [0, 1, 2]}
     write_parquet(tmp_path / "other.parquet", columns, ["yes", "maybe", "no"])
     for split, expected in (("train", [1, 0, 2]), ("dev", [2, 1, 1]), ("other", [2, 0, 1])):

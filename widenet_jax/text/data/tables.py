@@ -68,6 +68,7 @@ class Table:
     Attributes:
       class_names: label k is class_names[k].
       record_labels: the label of each row, int32 [n].
+      missing: names of the classes without a row.
       info: the class names, the tokenizer, and "pairs": whether rows have two texts.
       note: names the classes, and those that differ only in capitals.
     """
@@ -105,8 +106,13 @@ class Table:
         self.class_names = tuple(names)
         self._where = [row.where for row in rows]
         self.record_labels = label_numbers(rows, self.class_names, data["label_names"])
-        if split == data["train_split"] and not info.get("class_names"):
-            check_classes(self.record_labels, names, split)
+        present = set(self.record_labels.tolist())
+        self.missing = tuple(name for label, name in enumerate(names) if label not in present)
+        if self.missing and split == data["train_split"] and not info.get("class_names"):
+            raise BadInputError(
+                f"split {split} has no row of {len(self.missing)} of the {len(names)} classes "
+                f"({shown(self.missing)}) of config.data.label_names; name the labels that it has"
+            )
         tokenizer = sequences.tokenizer_for(data, info)
         paired = rows[0].pair is not None
         self.info = {
@@ -349,16 +355,6 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
             f"({shown(class_names)}), as in the training split or the model"
         )
     return np.array([index[row.label] for row in rows], np.int32)
-
-
-def check_classes(labels: np.ndarray, class_names: Sequence[str], split: str) -> None:
-    """Raises BadInputError where the training split has no row of a class."""
-    present = set(labels.tolist())
-    if missing := [name for number, name in enumerate(class_names) if number not in present]:
-        raise BadInputError(
-            f"split {split} has no row of {len(missing)} of the {len(class_names)} classes "
-            f"({shown(missing)}) of config.data.label_names; name the labels that it has"
-        )
 
 
 def example_of(config: Any, _: Any) -> dict[str, ArraySpec]:
