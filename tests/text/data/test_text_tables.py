@@ -189,12 +189,16 @@ def test_too_many_empty_texts_end_a_run_before_it_trains(tmp_path: Path, tokeniz
 def test_a_run_names_the_classes(tmp_path: Path, tokenizer: Tokenizer):
     for labels, expected in (
         (("no", "yes"), "2 classes: 'no', 'yes'"),
-        (("no", "Yes", "yes"), "3 classes: 'Yes', 'no', 'yes'; 'Yes' and 'yes' differ only in cap"),
+        (("no", "Yes", "yes"), "3 classes: 'Yes', 'no', 'yes'\n'Yes' and 'yes' differ only in cap"),
         (map(str, range(20)), "20 classes: '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10'"),
     ):
-        rows = [f"a\t{label}" for label in labels]
+        rows = [f"a {n}\t{label}" for n, label in enumerate(labels)]
         (tmp_path / "train.tsv").write_text("\n".join(["text\tlabel", *rows]))
         assert table(tmp_path, tokenizer).note.startswith(expected)
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tno\nb\tno\na\tyes\n")
+    assert table(tmp_path, tokenizer).note.splitlines()[1:] == [
+        "texts whose rows have different labels: 1"
+    ]
 
 
 def test_numbered_labels(tmp_path: Path):
@@ -317,8 +321,8 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     cut = open_data(config)
     assert (len(cut.train), len(cut.eval)) == (2, 3)
     line = overview((("train[:2]", cut.train), ("dev+train[-1:]", cut.eval)), "sequences")
-    assert line == (  # train has 2 rows, so its last one is in both
-        "train[:2]: 2 sequences; dev+train[-1:]: 3 sequences, 1 of them in train[:2] too"
+    assert line == (  # by the texts: dev has the same
+        "train[:2]: 2 sequences; dev+train[-1:]: 3 sequences, 3 of them in train[:2] too"
     )
     config.data.update(train_split="own[5:]", eval_split="own[:5]")
     own = tmp_path / "own.tsv"
@@ -337,6 +341,10 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     examples = [("a b", "no"), ("c d e", "yes")]  # of Python code, as the files' rows
     info = dict(open_data(config, splits=(examples, examples[:1]), hashed=True).data_info.info)
     assert len(info.pop("content_sha256")) == 128 and info == opened.data_info.info
+    pairs = [(("a", "b", "no"), ("b", "c", "yes")), (("a", "b", "yes"), ("b", "a", "yes"))]
+    asked = open_data(config, splits=pairs)
+    line = overview((("train", asked.train), ("dev", asked.eval)), "sequences")
+    assert line == "train: 2 sequences; dev: 2 sequences, none of no, 1 of them in train too"
     for bad, problem in (
         ([("a b", 1), ("a",)], r"^data\[1\] is neither \(text, label\) nor"),
         ([("a b", 1), "ab"], r"^data\[1\] is neither"),

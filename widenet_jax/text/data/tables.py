@@ -7,6 +7,7 @@ number a file gives it.
 import itertools
 import mimetypes
 import reprlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from numbers import Number
@@ -69,8 +70,9 @@ class Table:
       class_names: label k is class_names[k].
       record_labels: the label of each row, int32 [n].
       missing: names of the classes without a row.
+      contents: a hash of each row's texts, int64 [n], the same in all tables of this process.
       info: the class names, the tokenizer, and "pairs": whether rows have two texts.
-      note: names the classes, and those that differ only in capitals.
+      note: lines that name the classes, and what may be a mistake.
     """
 
     def __init__(
@@ -113,6 +115,8 @@ class Table:
                 f"split {split} has no row of {len(self.missing)} of the {len(names)} classes "
                 f"({shown(self.missing)}) of config.data.label_names; name the labels that it has"
             )
+        self.contents = np.array([hash(row[:2]) for row in rows], np.int64)
+        self.note = "\n".join([f"{len(names):,} classes: {shown(names)}", *doubts(rows, names)])
         tokenizer = sequences.tokenizer_for(data, info)
         paired = rows[0].pair is not None
         self.info = {
@@ -148,16 +152,6 @@ class Table:
 
     def describe(self, index: int) -> str:
         return self._where[index]
-
-    @property
-    def note(self) -> str:
-        names, alike = self.class_names, {}
-        for name in names:
-            alike.setdefault(name.casefold(), []).append(name)
-        odd = next((same for same in alike.values() if len(same) > 1), None)
-        advice = "differ only in capitals: if they mean the same, write them alike in the table"
-        more = f"; {' and '.join(map(repr, odd))} {advice}" if odd else ""
-        return f"{len(names):,} classes: {shown(names)}{more}"
 
     @property
     def problems(self) -> list[str]:
@@ -335,6 +329,20 @@ def class_names_of(rows: Sequence[Row]) -> list[str]:
             "or shuffle the rows if they are sorted by label"
         )
     return sorted(found, key=int if all(map(str.isdecimal, found)) else None)
+
+
+def doubts(rows: Sequence[Row], class_names: Sequence[str]) -> list[str]:
+    """Returns lines on what may be mistakes in the labels of a table."""
+    notes, alike = [], {}
+    for name in class_names:
+        alike.setdefault(name.casefold(), []).append(name)
+    if odd := next((same for same in alike.values() if len(same) > 1), None):
+        advice = "differ only in capitals: if they mean the same, write them alike in the table"
+        notes.append(f"{' and '.join(map(repr, odd))} {advice}")
+    labels = Counter((text, pair) for text, pair, _ in {row[:3] for row in rows})
+    if several := sum(count > 1 for count in labels.values()):
+        notes.append(f"texts whose rows have different labels: {several:,}")
+    return notes
 
 
 def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: str) -> np.ndarray:
