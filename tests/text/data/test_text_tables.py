@@ -201,6 +201,18 @@ def test_a_run_names_the_classes(tmp_path: Path, tokenizer: Tokenizer):
     ]
 
 
+def test_texts_that_are_cut_are_counted(tmp_path: Path, tokenizer: Tokenizer):
+    def note(columns: str, *rows: str) -> str:
+        (tmp_path / "train.tsv").write_text("\n".join([columns, *rows]))
+        return table(tmp_path, tokenizer).note
+
+    message = "1 of 2 texts are longer than config.data.max_length=8 tokens, and lose their ends"
+    assert "longer" not in note("text\tlabel", "a b c d e f\tno", "b\tyes")
+    assert note("text\tlabel", "a b c d e f g\tno", "b\tyes").splitlines()[1:] == [message]
+    pairs = ("sentence1\tsentence2\tlabel", "a\tb c d e\tno")
+    assert note(*pairs, "a\tb c d e f\tyes").splitlines()[1:] == [message]
+
+
 def test_numbered_labels(tmp_path: Path):
     """GLUE's 0 and 1 are names of `label_names`; numbers without names are sorted as numbers."""
     (tmp_path / "train.tsv").write_text("text\tlabel\na\t1\nb\t0\nc\tpositive\n")

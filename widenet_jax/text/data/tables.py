@@ -116,7 +116,6 @@ class Table:
                 f"({shown(self.missing)}) of config.data.label_names; name the labels that it has"
             )
         self.contents = np.array([hash(row[:2]) for row in rows], np.int64)
-        self.note = "\n".join([f"{len(names):,} classes: {shown(names)}", *doubts(rows, names)])
         tokenizer = sequences.tokenizer_for(data, info)
         paired = rows[0].pair is not None
         self.info = {
@@ -128,8 +127,14 @@ class Table:
         pairs = (
             sequences.encode_all(tokenizer, [row.pair or "" for row in rows]) if paired else None
         )
-        both = zip(texts, pairs or [None] * len(rows), strict=True)
-        joined = [sequences.join(tokenizer, text, pair, data["max_length"]) for text, pair in both]
+        both, T = list(zip(texts, pairs or [None] * len(rows), strict=True)), data["max_length"]
+        joined = [sequences.join(tokenizer, text, pair, T) for text, pair in both]
+        wholes = [len(text) + (2 if pair is None else len(pair) + 3) for text, pair in both]
+        notes = [f"{len(names):,} classes: {shown(names)}", *doubts(rows, names)]
+        if cut := sum(whole > T for whole in wholes):
+            longer = f"texts are longer than config.data.max_length={T} tokens, and lose their ends"
+            notes.append(f"{cut:,} of {len(rows):,} {longer}")
+        self.note = "\n".join(notes)
         # One array: thousands of small ones are slow to send to worker processes.
         self._ends = np.cumsum([0, *(len(one["tokens"]) for one in joined)])
         self._tokens = np.concatenate([one["tokens"] for one in joined])
