@@ -189,7 +189,11 @@ def test_too_many_empty_texts_end_a_run_before_it_trains(tmp_path: Path, tokeniz
 def test_a_run_names_the_classes(tmp_path: Path, tokenizer: Tokenizer):
     for labels, expected in (
         (("no", "yes"), "2 classes: 'no', 'yes'"),
-        (("no", "Yes", "yes"), "3 classes: 'Yes', 'no', 'yes'\n'Yes' and 'yes' differ only in cap"),
+        (
+            ("no", "Yes", "yes"),
+            "3 classes: 'Yes', 'no', 'yes'\n'Yes' and 'yes' differ only in spelling",
+        ),
+        (("1", "2", "1.0"), "3 classes: '1', '1.0', '2'\n'1' and '1.0' differ only in spelling"),
         (map(str, range(20)), "20 classes: '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10'"),
     ):
         rows = [f"a {n}\t{label}" for n, label in enumerate(labels)]

@@ -99,7 +99,7 @@ def test_tables_without_labels(tmp_path: Path, capsys):
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}/dev.tsv: labels: 2, with 1 ('yes') to 3 ('no') rows",
         f"{tmp_path}/train.tsv: labels: 2, with 1 ('No') to 3 ('no') rows",
-        f"{tmp_path}/train.tsv: 'No' and 'no' differ only in capitals: if they mean the same, "
+        f"{tmp_path}/train.tsv: 'No' and 'no' differ only in spelling: if they mean the same, "
         "write them alike in the table",
         f"{tmp_path}/train.tsv: texts whose rows have different labels: 1",
         f"{tmp_path}/train.tsv: 4 of 4 texts are in {tmp_path}/dev.tsv too",

@@ -336,13 +336,21 @@ def class_names_of(rows: Sequence[Row]) -> list[str]:
     return sorted(found, key=int if all(map(str.isdecimal, found)) else None)
 
 
+def _plain(name: str) -> str:
+    """Returns what names that probably mean the same class share."""
+    try:
+        return str(float(name))
+    except ValueError:
+        return name.casefold()
+
+
 def doubts(rows: Sequence[Row], class_names: Sequence[str]) -> list[str]:
     """Returns lines on what may be mistakes in the labels of a table."""
     notes, alike = [], {}
     for name in class_names:
-        alike.setdefault(name.casefold(), []).append(name)
+        alike.setdefault(_plain(name), []).append(name)
     if odd := next((same for same in alike.values() if len(same) > 1), None):
-        advice = "differ only in capitals: if they mean the same, write them alike in the table"
+        advice = "differ only in spelling: if they mean the same, write them alike in the table"
         notes.append(f"{' and '.join(map(repr, odd))} {advice}")
     labels = Counter((text, pair) for text, pair, _ in {row[:3] for row in rows})
     if several := sum(count > 1 for count in labels.values()):
