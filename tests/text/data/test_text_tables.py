@@ -199,6 +199,10 @@ def test_a_run_names_the_classes(tmp_path: Path, tokenizer: Tokenizer):
         rows = [f"a {n}\t{label}" for n, label in enumerate(labels)]
         (tmp_path / "train.tsv").write_text("\n".join(["text\tlabel", *rows]))
         assert table(tmp_path, tokenizer).note.startswith(expected)
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\t1\nb\t2\nc\t3\nd\t2\n")
+    assert table(tmp_path, tokenizer).note.splitlines()[1:] == [
+        "3 classes in 4 rows: are these numbers or texts? config.data.label_column"
+    ]
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tno\nb\tno\na\tyes\n")
     assert table(tmp_path, tokenizer).note.splitlines()[1:] == [
         "texts whose rows have different labels: 1"

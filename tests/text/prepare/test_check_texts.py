@@ -110,6 +110,10 @@ def test_tables_without_labels(tmp_path: Path, capsys):
     assert check(capsys, other) == [
         f"{other}: no column 'text'; there are 'review', 'stars' (choose with --text_column=NAME)"
     ]
+    numbers = write(tmp_path / "prices.csv", "text,price\na,10\nb,20\nc,30\n")
+    assert run("check", numbers, "--label_column=price") == 0
+    note = f"{numbers}: 3 classes in 3 rows: are these numbers or texts? --label_column\n"
+    assert note in capsys.readouterr().out
     photos = write(tmp_path / "labels.csv", "filename,label\nphotos/a.JPG,ant\n")
     (line,) = check(capsys, photos)
     assert "no column 'text'; there are 'filename', 'label'; images are not read from" in line

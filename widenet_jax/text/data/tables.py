@@ -7,7 +7,6 @@ number a file gives it.
 import itertools
 import mimetypes
 import reprlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from numbers import Number
@@ -352,9 +351,12 @@ def doubts(rows: Sequence[Row], class_names: Sequence[str]) -> list[str]:
     if odd := next((same for same in alike.values() if len(same) > 1), None):
         advice = "differ only in spelling: if they mean the same, write them alike in the table"
         notes.append(f"{' and '.join(map(repr, odd))} {advice}")
-    labels = Counter((text, pair) for text, pair, _ in {row[:3] for row in rows})
-    if several := sum(count > 1 for count in labels.values()):
-        notes.append(f"texts whose rows have different labels: {several:,}")
+    if len(class_names) > max(2, len(rows) / 2):
+        question = "are these numbers or texts? config.data.label_column"
+        notes.append(f"{len(class_names):,} classes in {len(rows):,} rows: {question}")
+    firsts: dict[tuple, str] = {}
+    if several := {r[:2] for r in rows if firsts.setdefault(r[:2], r.label) != r.label}:
+        notes.append(f"texts whose rows have different labels: {len(several):,}")
     return notes
 
 

@@ -96,7 +96,8 @@ def read(
             (high, most), (low, least) = counts[0], counts[-1]
             of = f"{least:,} ({reprlib.repr(low)}) to {most:,} ({reprlib.repr(high)}) rows"
             notes.append(f"{path}: labels: {len(counts):,}, with {of}")
-        notes += [f"{path}: {line}" for line in doubts(rows, sorted({row.label for row in rows}))]
+        lines = doubts(rows, sorted({row.label for row in rows}))
+        notes += [f"{path}: {line.replace('config.data.', '--')}" for line in lines]
         firsts = [seen.setdefault(hash(row[:2]), path) for row in rows]
         for other, same in Counter(first for first in firsts if first != path).items():
             notes.append(f"{path}: {same:,} of {len(rows):,} texts are in {other} too")
