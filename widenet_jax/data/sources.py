@@ -336,10 +336,10 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
             text += f", {len(source.class_names):,} classes" if not lines else ""
             left_out.update(source.left_out)
             advice = advice or (source.split_advice if source.missing else "")
-        if missing := getattr(source, "missing", ()):
-            text += f", none of {names_text(missing)}"
         if lines and (count := common(splits[0], (name, source))):
             text += f", {count:,} of them in {splits[0][0]} too"
+        if missing := getattr(source, "missing", ()):
+            text += f", none of {names_text(missing)}"
         lines.append(text)
     lines += [left_out_text(left_out) if left_out else "", advice]
     return "; ".join(filter(None, lines))

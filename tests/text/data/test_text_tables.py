@@ -364,7 +364,7 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     pairs = [(("a", "b", "no"), ("b", "c", "yes")), (("a", "b", "yes"), ("b", "a", "yes"))]
     asked = open_data(config, splits=pairs)
     line = overview((("train", asked.train), ("dev", asked.eval)), "sequences")
-    assert line == "train: 2 sequences; dev: 2 sequences, none of no, 1 of them in train too"
+    assert line == "train: 2 sequences; dev: 2 sequences, 1 of them in train too, none of no"
     for bad, problem in (
         ([("a b", 1), ("a",)], r"^data\[1\] is neither \(text, label\) nor"),
         ([("a b", 1), "ab"], r"^data\[1\] is neither"),
