@@ -107,13 +107,8 @@ class Table:
         self.class_names = tuple(names)
         self._where = [row.where for row in rows]
         self.record_labels = label_numbers(rows, self.class_names, data["label_names"])
-        present = set(self.record_labels.tolist())
-        self.missing = tuple(name for label, name in enumerate(names) if label not in present)
-        if self.missing and split == data["train_split"] and not info.get("class_names"):
-            raise BadInputError(
-                f"split {split} has no row of {len(self.missing)} of the {len(names)} classes "
-                f"({shown(self.missing)}) of config.data.label_names; name the labels that it has"
-            )
+        if split == data["train_split"] and not info.get("class_names"):
+            check_classes(self.missing, names, split)
         self.contents = np.array([hash(row[:2]) for row in rows], np.int64)
         tokenizer = sequences.tokenizer_for(data, info)
         paired = rows[0].pair is not None
@@ -122,18 +117,13 @@ class Table:
             "pairs": paired,
             **sequences.tokenizer_info(tokenizer),
         }
-        texts = sequences.encode_all(tokenizer, [row.text for row in rows])
-        pairs = (
-            sequences.encode_all(tokenizer, [row.pair or "" for row in rows]) if paired else None
-        )
-        both, T = list(zip(texts, pairs or [None] * len(rows), strict=True)), data["max_length"]
+        encode, T = partial(sequences.encode_all, tokenizer), data["max_length"]
+        pairs = encode([row.pair or "" for row in rows]) if paired else [None] * len(rows)
+        both = list(zip(encode([row.text for row in rows]), pairs, strict=True))
         joined = [sequences.join(tokenizer, text, pair, T) for text, pair in both]
         wholes = [len(text) + (2 if pair is None else len(pair) + 3) for text, pair in both]
-        notes = [f"{len(names):,} classes: {shown(names)}", *doubts(rows, names)]
-        if cut := sum(whole > T for whole in wholes):
-            longer = f"texts are longer than config.data.max_length={T} tokens, and lose their ends"
-            notes.append(f"{cut:,} of {len(rows):,} {longer}")
-        self.note = "\n".join(notes)
+        self._max_length, self._cut = T, sum(whole > T for whole in wholes)
+        self._doubts = doubts(rows, names)
         # One array: thousands of small ones are slow to send to worker processes.
         self._ends = np.cumsum([0, *(len(one["tokens"]) for one in joined)])
         self._tokens = np.concatenate([one["tokens"] for one in joined])
@@ -156,6 +146,19 @@ class Table:
 
     def describe(self, index: int) -> str:
         return self._where[index]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        present = set(self.record_labels.tolist())
+        return tuple(name for label, name in enumerate(self.class_names) if label not in present)
+
+    @property
+    def note(self) -> str:
+        lines = [f"{len(self.class_names):,} classes: {shown(self.class_names)}", *self._doubts]
+        if self._cut:
+            limit = f"config.data.max_length={self._max_length} tokens, and lose their ends"
+            lines.append(f"{self._cut:,} of {len(self):,} texts are longer than {limit}")
+        return "\n".join(lines)
 
     @property
     def problems(self) -> list[str]:
@@ -378,6 +381,15 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
             f"({shown(class_names)}), as in the training split or the model"
         )
     return np.array([index[row.label] for row in rows], np.int32)
+
+
+def check_classes(missing: Sequence[str], class_names: Sequence[str], split: str) -> None:
+    """Raises BadInputError where the training split has no row of a class."""
+    if missing:
+        raise BadInputError(
+            f"split {split} has no row of {len(missing)} of the {len(class_names)} classes "
+            f"({shown(missing)}) of config.data.label_names; name the labels that it has"
+        )
 
 
 def example_of(config: Any, _: Any) -> dict[str, ArraySpec]:
