@@ -324,8 +324,8 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
     """Returns what splits, each with its name, hold, lack and leave out.
 
     Such as "train: 220 images, 5 classes; val: 60 images; 60 files left out (.heic 60)" or
-    "train: 6,513 sequences of mine.txt; valid: 361 sequences". Slices of one split may have
-    examples in common: "train[:60%]: 60 rows; train[50%:]: 50 rows, 10 of them in train[:60%] too".
+    "train: 6,513 sequences of mine.txt; valid: 361 sequences". Splits may have examples in
+    common: "train[:60%]: 60 rows; train[50%:]: 50 rows, 10 of them in train[:60%] too".
     """
     lines, advice, left_out = [], "", Counter()
     for name, source in splits:
@@ -334,18 +334,24 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
             text += f" of {source.text}"
         if isinstance(source, LabelledImages):
             text += f", {len(source.class_names):,} classes" if not lines else ""
-            text += f", none of {names_text(source.missing)}" if source.missing else ""
             left_out.update(source.left_out)
             advice = advice or (source.split_advice if source.missing else "")
         if lines and (count := common(splits[0], (name, source))):
             text += f", {count:,} of them in {splits[0][0]} too"
+        if missing := getattr(source, "missing", ()):
+            text += f", none of {names_text(missing)}"
         lines.append(text)
     lines += [left_out_text(left_out) if left_out else "", advice]
     return "; ".join(filter(None, lines))
 
 
 def common(one: tuple[str, Source], other: tuple[str, Source]) -> int:
-    """Returns how many examples of the other (name, source) are in the first, by name and slice."""
+    """Returns how many examples of the other (name, source) are in the first.
+
+    By their `contents`, hashes of what they hold; of sources without these by name and slice.
+    """
+    if all(hasattr(source, "contents") for _, source in (one, other)):
+        return int(np.isin(other[1].contents, one[1].contents).sum())
     names = [{parse_slice(part)[0] for part in parts_of(name)} for name, _ in (one, other)]
     if names[0].isdisjoint(names[1]) or isinstance(one[1], Stream):
         return 0

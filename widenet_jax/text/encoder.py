@@ -137,7 +137,9 @@ class TokenEmbed(nn.Module):
         if self.num_positions < T:
             raise BadInputError(
                 f"config.data.max_length={T} is more than the model's positions "
-                f"(config.model.num_positions={self.num_positions})"
+                f"(config.model.num_positions={self.num_positions}); add "
+                f"--config.data.max_length={self.num_positions}, or, to train from scratch, "
+                f"--config.model.num_positions={T}"
             )
         init = KernelInit("truncated_normal").kernel()
         token = self.param("token", init, (self.vocab_size, self.embedding_dim))

@@ -130,12 +130,19 @@ def test_columns_of_ones_own(tmp_path: Path):
         rows(tmp_path)
     with pytest.raises(BadInputError, match=r"no column 'rating'.*--config.data.label_column=NAME"):
         rows(tmp_path, text_column="review", label_column="rating")
+    for field, other in (("pair_column", "label_column"), ("text_column", "pair_column")):
+        with pytest.raises(BadInputError, match=rf"{field} and {other} are both 'stars' \(choose"):
+            rows(tmp_path, **own | {field: "stars", other: "stars"})
 
 
 def test_labels_go_by_name(tmp_path: Path, tokenizer: Tokenizer):
     """Whatever the order of first appearance in a split, and whatever numbers a file has."""
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tmaybe\nc\tyes\n")
     (tmp_path / "dev.tsv").write_text("text\tlabel\na\tyes\nb\tno\nc\tno\n")  # a class is missing
+    assert (
+        overview([("dev", table(tmp_path, tokenizer, "dev"))], "rows")
+        == "dev: 3 rows, none of maybe"
+    )
     columns = {"text": ["a", "b", "c"], "label": [0, 1, 2]}
     write_parquet(tmp_path / "other.parquet", columns, ["yes", "maybe", "no"])
     for split, expected in (("train", [1, 0, 2]), ("dev", [2, 1, 1]), ("other", [2, 0, 1])):
@@ -182,12 +189,36 @@ def test_too_many_empty_texts_end_a_run_before_it_trains(tmp_path: Path, tokeniz
 def test_a_run_names_the_classes(tmp_path: Path, tokenizer: Tokenizer):
     for labels, expected in (
         (("no", "yes"), "2 classes: 'no', 'yes'"),
-        (("no", "Yes", "yes"), "3 classes: 'Yes', 'no', 'yes'; 'Yes' and 'yes' differ only in cap"),
+        (
+            ("no", "Yes", "yes"),
+            "3 classes: 'Yes', 'no', 'yes'\n'Yes' and 'yes' differ only in spelling",
+        ),
+        (("1", "2", "1.0"), "3 classes: '1', '1.0', '2'\n'1' and '1.0' differ only in spelling"),
         (map(str, range(20)), "20 classes: '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10'"),
     ):
-        rows = [f"a\t{label}" for label in labels]
+        rows = [f"a {n}\t{label}" for n, label in enumerate(labels)]
         (tmp_path / "train.tsv").write_text("\n".join(["text\tlabel", *rows]))
         assert table(tmp_path, tokenizer).note.startswith(expected)
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\t1\nb\t2\nc\t3\nd\t2\n")
+    assert table(tmp_path, tokenizer).note.splitlines()[1:] == [
+        "3 classes in 4 rows: are these numbers or texts? config.data.label_column"
+    ]
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tno\nb\tno\na\tyes\n")
+    assert table(tmp_path, tokenizer).note.splitlines()[1:] == [
+        "texts whose rows have different labels: 1"
+    ]
+
+
+def test_texts_that_are_cut_are_counted(tmp_path: Path, tokenizer: Tokenizer):
+    def note(columns: str, *rows: str) -> str:
+        (tmp_path / "train.tsv").write_text("\n".join([columns, *rows]))
+        return table(tmp_path, tokenizer).note
+
+    message = "1 of 2 texts are longer than config.data.max_length=8 tokens, and lose their ends"
+    assert "longer" not in note("text\tlabel", "a b c d e f\tno", "b\tyes")
+    assert note("text\tlabel", "a b c d e f g\tno", "b\tyes").splitlines()[1:] == [message]
+    pairs = ("sentence1\tsentence2\tlabel", "a\tb c d e\tno")
+    assert note(*pairs, "a\tb c d e f\tyes").splitlines()[1:] == [message]
 
 
 def test_numbered_labels(tmp_path: Path):
@@ -310,8 +341,8 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     cut = open_data(config)
     assert (len(cut.train), len(cut.eval)) == (2, 3)
     line = overview((("train[:2]", cut.train), ("dev+train[-1:]", cut.eval)), "sequences")
-    assert line == (  # train has 2 rows, so its last one is in both
-        "train[:2]: 2 sequences; dev+train[-1:]: 3 sequences, 1 of them in train[:2] too"
+    assert line == (  # by the texts: dev has the same
+        "train[:2]: 2 sequences; dev+train[-1:]: 3 sequences, 3 of them in train[:2] too"
     )
     config.data.update(train_split="own[5:]", eval_split="own[:5]")
     own = tmp_path / "own.tsv"
@@ -330,6 +361,10 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     examples = [("a b", "no"), ("c d e", "yes")]  # of Python code, as the files' rows
     info = dict(open_data(config, splits=(examples, examples[:1]), hashed=True).data_info.info)
     assert len(info.pop("content_sha256")) == 128 and info == opened.data_info.info
+    pairs = [(("a", "b", "no"), ("b", "c", "yes")), (("a", "b", "yes"), ("b", "a", "yes"))]
+    asked = open_data(config, splits=pairs)
+    line = overview((("train", asked.train), ("dev", asked.eval)), "sequences")
+    assert line == "train: 2 sequences; dev: 2 sequences, 1 of them in train too, none of no"
     for bad, problem in (
         ([("a b", 1), ("a",)], r"^data\[1\] is neither \(text, label\) nor"),
         ([("a b", 1), "ab"], r"^data\[1\] is neither"),

@@ -92,20 +92,28 @@ def test_quoted_tabs(tmp_path: Path, capsys):
 
 def test_tables_without_labels(tmp_path: Path, capsys):
     """GLUE's folders pass; texts in columns of another name, and labels in none, are mistakes."""
-    for name in ("train", "dev"):
-        write(tmp_path / f"{name}.tsv", "sentence\tlabel\na\tno\nb\tno \nc\tNo\n")
+    write(tmp_path / "train.tsv", "sentence\tlabel\na\tno\nd\tno \nc\tNo\nc\tno\n")
+    write(tmp_path / "dev.tsv", "sentence\tlabel\na\tno\nb\tno \nc\tno\nd\tyes\n")
     unlabelled = write(tmp_path / "test.tsv", "index\tsentence\n0\ta\n")
     assert run("check", tmp_path) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{tmp_path}/dev.tsv: labels: 2, with 1 ('No') to 2 ('no') rows",
-        f"{tmp_path}/train.tsv: labels: 2, with 1 ('No') to 2 ('no') rows",
+        f"{tmp_path}/dev.tsv: labels: 2, with 1 ('yes') to 3 ('no') rows",
+        f"{tmp_path}/train.tsv: labels: 2, with 1 ('No') to 3 ('no') rows",
+        f"{tmp_path}/train.tsv: 'No' and 'no' differ only in spelling: if they mean the same, "
+        "write them alike in the table",
+        f"{tmp_path}/train.tsv: texts whose rows have different labels: 1",
+        f"{tmp_path}/train.tsv: 4 of 4 texts are in {tmp_path}/dev.tsv too",
         f"{unlabelled}: no label column: not for training",
-        f"{tmp_path}: 3 files, 6 documents, rows and questions; 0 problems",
+        f"{tmp_path}: 3 files, 8 documents, rows and questions; 0 problems",
     ]
     other = write(tmp_path / "other.tsv", "review\tstars\na\t1\n")
     assert check(capsys, other) == [
         f"{other}: no column 'text'; there are 'review', 'stars' (choose with --text_column=NAME)"
     ]
+    numbers = write(tmp_path / "prices.csv", "text,price\na,10\nb,20\nc,30\n")
+    assert run("check", numbers, "--label_column=price") == 0
+    note = f"{numbers}: 3 classes in 3 rows: are these numbers or texts? --label_column\n"
+    assert note in capsys.readouterr().out
     photos = write(tmp_path / "labels.csv", "filename,label\nphotos/a.JPG,ant\n")
     (line,) = check(capsys, photos)
     assert "no column 'text'; there are 'filename', 'label'; images are not read from" in line

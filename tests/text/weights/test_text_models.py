@@ -61,7 +61,10 @@ def test_an_export_of_each_task(task: str, tmp_path):
     assert found.tokenizer.vocab_size == reference.V
     assert found.task.model_fields["vocab_size"] == reference.V
     assert found.class_names == stored.class_names
-    with pytest.raises(BadInputError, match=r"config.data.max_length=512 is more than the model's"):
+    message = (
+        r"config.data.max_length=512 is more than the model's .*; add --config.data.max_length="
+    )
+    with pytest.raises(BadInputError, match=message):
         open_trained(str(tmp_path / "e"), ["--config.data.max_length=512"])
     card = (tmp_path / "e" / "README.md").read_text()
     assert "ALBERT: 3 blocks of width 8, 2 heads, embeddings of width 6, feed-forward" in card

@@ -39,10 +39,10 @@ LEAST_LENGTH = 5  # tokens of a sequence
 
 
 class MissingColumnError(BadInputError):
-    """A table has no such column.
+    """A table has no such column, or one column has two fields.
 
     Args:
-      problem: the file, the column, and those that there are.
+      problem: the file, and the column with those that there are.
       field: of `config.data`, that names the column.
     """
 
@@ -68,8 +68,10 @@ class Table:
     Attributes:
       class_names: label k is class_names[k].
       record_labels: the label of each row, int32 [n].
+      missing: names of the classes without a row.
+      contents: a hash of each row's texts, int64 [n], the same in all tables of this process.
       info: the class names, the tokenizer, and "pairs": whether rows have two texts.
-      note: names the classes, and those that differ only in capitals.
+      note: lines that name the classes, and what may be a mistake.
     """
 
     def __init__(
@@ -106,7 +108,8 @@ class Table:
         self._where = [row.where for row in rows]
         self.record_labels = label_numbers(rows, self.class_names, data["label_names"])
         if split == data["train_split"] and not info.get("class_names"):
-            check_classes(self.record_labels, names, split)
+            check_classes(self.missing, names, split)
+        self.contents = np.array([hash(row[:2]) for row in rows], np.int64)
         tokenizer = sequences.tokenizer_for(data, info)
         paired = rows[0].pair is not None
         self.info = {
@@ -114,12 +117,13 @@ class Table:
             "pairs": paired,
             **sequences.tokenizer_info(tokenizer),
         }
-        texts = sequences.encode_all(tokenizer, [row.text for row in rows])
-        pairs = (
-            sequences.encode_all(tokenizer, [row.pair or "" for row in rows]) if paired else None
-        )
-        both = zip(texts, pairs or [None] * len(rows), strict=True)
-        joined = [sequences.join(tokenizer, text, pair, data["max_length"]) for text, pair in both]
+        encode, T = partial(sequences.encode_all, tokenizer), data["max_length"]
+        pairs = encode([row.pair or "" for row in rows]) if paired else [None] * len(rows)
+        both = list(zip(encode([row.text for row in rows]), pairs, strict=True))
+        joined = [sequences.join(tokenizer, text, pair, T) for text, pair in both]
+        wholes = [len(text) + (2 if pair is None else len(pair) + 3) for text, pair in both]
+        self._max_length, self._cut = T, sum(whole > T for whole in wholes)
+        self._doubts = doubts(rows, names)
         # One array: thousands of small ones are slow to send to worker processes.
         self._ends = np.cumsum([0, *(len(one["tokens"]) for one in joined)])
         self._tokens = np.concatenate([one["tokens"] for one in joined])
@@ -144,14 +148,17 @@ class Table:
         return self._where[index]
 
     @property
+    def missing(self) -> tuple[str, ...]:
+        present = set(self.record_labels.tolist())
+        return tuple(name for label, name in enumerate(self.class_names) if label not in present)
+
+    @property
     def note(self) -> str:
-        names, alike = self.class_names, {}
-        for name in names:
-            alike.setdefault(name.casefold(), []).append(name)
-        odd = next((same for same in alike.values() if len(same) > 1), None)
-        advice = "differ only in capitals: if they mean the same, write them alike in the table"
-        more = f"; {' and '.join(map(repr, odd))} {advice}" if odd else ""
-        return f"{len(names):,} classes: {shown(names)}{more}"
+        lines = [f"{len(self.class_names):,} classes: {shown(self.class_names)}", *self._doubts]
+        if self._cut:
+            limit = f"config.data.max_length={self._max_length} tokens, and lose their ends"
+            lines.append(f"{self._cut:,} of {len(self):,} texts are longer than {limit}")
+        return "\n".join(lines)
 
     @property
     def problems(self) -> list[str]:
@@ -275,7 +282,7 @@ def layout_of(
     Without `labelled` the label may be missing.
 
     Raises:
-      MissingColumnError: the file has no such columns, or none that is known.
+      MissingColumnError: the file has no such columns, or none that is known; or two are the same.
     """
     fields = ("text_column", "pair_column", "label_column")
     text, pair, label = (data[field] for field in fields)
@@ -286,6 +293,10 @@ def layout_of(
         texts = (one for one in unlabelled if columns.keys() >= set(one[:2]) - {""})
         text, pair, label = next(itertools.chain(known, texts), ("", "", ""))
     layout = (text or "text", pair, label or "label")
+    for one, other in itertools.combinations(range(3 if labelled else 2), 2):
+        if layout[one] == layout[other]:
+            problem = f"{file}: {fields[one]} and {fields[other]} are both {layout[one]!r}"
+            raise MissingColumnError(problem, fields[one])
     for field, name in zip(fields, layout, strict=True):
         if name and name not in columns and (labelled or field != "label_column"):
             problem = f"{file}: no column {name!r}; there are {shown(list(columns))}"
@@ -327,6 +338,31 @@ def class_names_of(rows: Sequence[Row]) -> list[str]:
     return sorted(found, key=int if all(map(str.isdecimal, found)) else None)
 
 
+def _plain(name: str) -> str:
+    """Returns what names that probably mean the same class share."""
+    try:
+        return str(float(name))
+    except ValueError:
+        return name.casefold()
+
+
+def doubts(rows: Sequence[Row], class_names: Sequence[str]) -> list[str]:
+    """Returns lines on what may be mistakes in the labels of a table."""
+    notes, alike = [], {}
+    for name in class_names:
+        alike.setdefault(_plain(name), []).append(name)
+    if odd := next((same for same in alike.values() if len(same) > 1), None):
+        advice = "differ only in spelling: if they mean the same, write them alike in the table"
+        notes.append(f"{' and '.join(map(repr, odd))} {advice}")
+    if len(class_names) > max(2, len(rows) / 2):
+        question = "are these numbers or texts? config.data.label_column"
+        notes.append(f"{len(class_names):,} classes in {len(rows):,} rows: {question}")
+    firsts: dict[tuple, str] = {}
+    if several := {r[:2] for r in rows if firsts.setdefault(r[:2], r.label) != r.label}:
+        notes.append(f"texts whose rows have different labels: {len(several):,}")
+    return notes
+
+
 def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: str) -> np.ndarray:
     """Returns the place of each row's label among the class names: int32.
 
@@ -347,10 +383,9 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
     return np.array([index[row.label] for row in rows], np.int32)
 
 
-def check_classes(labels: np.ndarray, class_names: Sequence[str], split: str) -> None:
+def check_classes(missing: Sequence[str], class_names: Sequence[str], split: str) -> None:
     """Raises BadInputError where the training split has no row of a class."""
-    present = set(labels.tolist())
-    if missing := [name for number, name in enumerate(class_names) if number not in present]:
+    if missing:
         raise BadInputError(
             f"split {split} has no row of {len(missing)} of the {len(class_names)} classes "
             f"({shown(missing)}) of config.data.label_names; name the labels that it has"

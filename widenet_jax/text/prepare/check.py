@@ -16,7 +16,7 @@ from widenet_jax.data.records import Check, Checked
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.files import READERS, suffix_of
 from widenet_jax.text.data.squad import read_questions
-from widenet_jax.text.data.tables import MissingColumnError, read_file
+from widenet_jax.text.data.tables import MissingColumnError, doubts, read_file
 from widenet_jax.text.data.text_records import TextRecords
 
 TABLES = (".tsv", ".csv")  # a parquet or JSON file is one where its label column is given
@@ -38,11 +38,11 @@ def check(path: str, options: Options) -> Checked:
     place = epath.Path(path)
     files = sorted(files_below(place)) if place.is_dir() else [path]
     columns = {name: getattr(options, name) for name in COLUMNS}
-    count, problems, unlabelled, notes = 0, {}, {}, []
+    count, problems, unlabelled, notes, seen = 0, {}, {}, [], {}
     for file in tqdm.tqdm(files, desc="check", unit="file"):
         bad: list[str] = []
         try:
-            count += read(file, columns, options.format, bad, notes)
+            count += read(file, columns, options.format, bad, notes, seen)
         except MissingColumnError as error:
             found = unlabelled.setdefault(file, []) if error.field == "label_column" else bad
             found.append(str(error).replace("--config.data.", "--"))
@@ -62,7 +62,12 @@ def check(path: str, options: Options) -> Checked:
 
 
 def read(
-    path: str, columns: Mapping[str, str], format: str, bad: list[str], notes: list[str]
+    path: str,
+    columns: Mapping[str, str],
+    format: str,
+    bad: list[str],
+    notes: list[str],
+    seen: dict[int, str],
 ) -> int:
     """Reads one file; returns how many documents, rows or questions it has.
 
@@ -72,6 +77,7 @@ def read(
       format: of a file that is no table, as in `inputs.plan`.
       bad: receives a line for each mistake.
       notes: receives a line on what may be one.
+      seen: receives the hash of each text (and its pair) in a table, with the first file of it.
 
     Raises:
       BadInputError: a mistake after which the file cannot be read on.
@@ -90,6 +96,11 @@ def read(
             (high, most), (low, least) = counts[0], counts[-1]
             of = f"{least:,} ({reprlib.repr(low)}) to {most:,} ({reprlib.repr(high)}) rows"
             notes.append(f"{path}: labels: {len(counts):,}, with {of}")
+        lines = doubts(rows, sorted({row.label for row in rows}))
+        notes += [f"{path}: {line.replace('config.data.', '--')}" for line in lines]
+        firsts = [seen.setdefault(hash(row[:2]), path) for row in rows]
+        for other, same in Counter(first for first in firsts if first != path).items():
+            notes.append(f"{path}: {same:,} of {len(rows):,} texts are in {other} too")
         return len(rows)
     if suffix_of(path) == ".json" and b'"paragraphs"' in beginning:
         return len(read_questions(epath.Path(path)))
