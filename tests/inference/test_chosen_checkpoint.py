@@ -17,7 +17,7 @@ from etils import epath
 from etils.epath.testing import mock_epath
 
 import widenet_jax as wj
-from widenet_jax.checkpoint.checkpoints import CHOICES, load_checkpoint
+from widenet_jax.checkpoint.checkpoints import CHOICES, OF_LAST, load_checkpoint
 from widenet_jax.checkpoint.manifest import params_sha256, write_manifest
 from widenet_jax.cli import evaluate, export, predict
 from widenet_jax.errors import BadInputError, RunFailedError
@@ -29,6 +29,14 @@ from widenet_jax.inference.trained import open_trained, read_model
 ONE_DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
+def as_best(checkpoint: Path) -> None:
+    """Makes one of the newest checkpoints such as is kept as the best."""
+    meta = checkpoint / "meta" / "metadata"
+    fields = json.loads(meta.read_text())
+    meta.write_text(json.dumps({name: fields[name] for name in fields if name != OF_LAST}))
+    write_manifest(epath.Path(checkpoint))
+
+
 @pytest.fixture(scope="module")
 def run(digits_run, tmp_path_factory) -> Path:
     """Makes a run whose last checkpoint is that of step 20 and whose best is that of step 10."""
@@ -36,6 +44,7 @@ def run(digits_run, tmp_path_factory) -> Path:
     shutil.rmtree(place / "best")
     (place / "best").mkdir()
     (place / "checkpoints" / "10").rename(place / "best" / "10")
+    as_best(place / "best" / "10")
     return place
 
 
@@ -97,6 +106,7 @@ def test_an_older_one_is_not_the_best(run: Path, tmp_path: Path):
     """A killed run may leave two; where the newer one is damaged, the older one is not taken."""
     best = Path(shutil.copytree(run / "best", tmp_path / "run" / "best"))
     shutil.copytree(run / "checkpoints" / "20", best / "20")
+    as_best(best / "20")
     assert read_model(f"{tmp_path}/run@best").step == 20
     (best / "20" / "manifest.json").write_text("{}")
     with pytest.raises(RunFailedError, match=r"best is not intact \(20: "):

@@ -176,16 +176,8 @@ def open_data(
     check_rows(train, evaluation, data)
     if isinstance(train, LabelledImages):
         evaluation = with_classes_of(train, evaluation, data)
-    info, theirs = dict(train.info), evaluation.info
-    info |= {key: info[key] or theirs[key] for key in OF_EITHER_SPLIT if key in info}
-    must_agree = [key for key in info if key not in OF_EITHER_SPLIT]
-    differing = [key for key in must_agree if info[key] != theirs.get(key)]
-    if differing:
-        raise BadInputError(
-            f"splits {config.data.train_split} and {config.data.eval_split} differ in "
-            f"{differing[0]}; prepare both from the same set, or name other splits "
-            "(config.data.train_split, config.data.eval_split)"
-        )
+    check_windows(train, evaluation, data)
+    info = common_info(train, evaluation, data)
     if hashed:  # imported where it is asked for
         from widenet_jax.data.contents import contents_sha256
 
@@ -196,10 +188,37 @@ def open_data(
     if config.task.get("class_weights", "none") != "none":
         counts = class_counts(train)
     size = examples_an_epoch(train, config)
-    stream = stream_info(train, evaluation, data.get("max_length", 0))
-    share = largest_share(evaluation)
+    stream, share = stream_info(train, evaluation), largest_share(evaluation)
     data_info = DataInfo(size, example, info, stream, counts, share)
     return Data(train, evaluation, train_transform, eval_transform, data_info)
+
+
+def common_info(train: Source, evaluation: Source, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `info` of both splits; raises BadInputError where they differ."""
+    info, theirs = dict(train.info), evaluation.info
+    info |= {key: info[key] or theirs[key] for key in OF_EITHER_SPLIT if key in info}
+    must_agree = [key for key in info if key not in OF_EITHER_SPLIT]
+    differing = [key for key in must_agree if info[key] != theirs.get(key)]
+    if differing:
+        raise BadInputError(
+            f"splits {data['train_split']} and {data['eval_split']} differ in {differing[0]}; "
+            "prepare both from the same set, or name other splits (config.data.train_split, "
+            "config.data.eval_split)"
+        )
+    return info
+
+
+def check_windows(train: Source, evaluation: Source, data: Mapping[str, Any]) -> None:
+    """Raises BadInputError where a stream's windows are not T tokens and the one after them."""
+    streams = {"training": train, "evaluation": evaluation}
+    for name, stream in streams.items() if isinstance(train, Stream) else ():
+        shape = np.shape(stream.read_windows(np.zeros(1, np.int64)))
+        if shape != (1, data["max_length"] + 1):
+            raise BadInputError(
+                f"{name} data: read_windows of one index returns an array {list(shape)}; it must "
+                f"be [1, {data['max_length'] + 1}], config.data.max_length={data['max_length']} "
+                "tokens and the one after"
+            )
 
 
 def as_sources(
@@ -282,21 +301,10 @@ def unigram_bits(stream: Stream) -> float:
     return unigram_entropy(counts) / stream.bytes_per_token / math.log(2)
 
 
-def stream_info(train: Source, evaluation: Source, length: int) -> StreamInfo | None:
-    """Returns the statistics of both splits of a stream; None of other sources.
-
-    Raises:
-      BadInputError: windows of another length than T, `length`, and the token after it.
-    """
+def stream_info(train: Source, evaluation: Source) -> StreamInfo | None:
+    """Returns the statistics of both splits of a stream; None of other sources."""
     if not isinstance(train, Stream):
         return None
-    for name, stream in (("training", train), ("evaluation", evaluation)):
-        shape = np.shape(stream.read_windows(np.zeros(1, np.int64)))
-        if shape != (1, length + 1):
-            raise BadInputError(
-                f"{name} data: read_windows of one index returns an array {list(shape)}; it must "
-                f"be [1, {length + 1}], config.data.max_length={length} tokens and the one after"
-            )
     return StreamInfo(train.bytes_per_token, unigram_bits(evaluation))
 
 

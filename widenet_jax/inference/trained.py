@@ -29,7 +29,7 @@ from widenet_jax.typing import PyTree, Shapes
 
 # Entries of a checkpoint's meta that do not describe the data.
 OF_THE_RUN = {"format_version", "step", "fingerprint", "counters", "config", "evaluation_due"}
-OF_THE_RUN |= {"metrics_file"}
+OF_THE_RUN |= {"metrics_file", "content_sha256"}
 # Entries of result.json that are the same after every step.
 OF_ANY_STEP = {"mode", "params", "params_unrolled", "split", "primary_metric", "unit", "baseline"}
 
