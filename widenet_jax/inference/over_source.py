@@ -118,7 +118,8 @@ def metrics_over_source(
     """
     source, transform = opened or open_source(trained)
 
-    info, stream = {**trained.info, **source.info}, stream_info(source, source)
+    length = trained.config.data.get("max_length", 0)
+    info, stream = {**trained.info, **source.info}, stream_info(source, source, length)
     task = build_task(trained.config, DataInfo(0, {}, info, stream))  # with this set's baseline
     evaluate = partial(evaluate_batch, trained.model, trained.task)
     totals = totals_over_source(trained, evaluate, source, transform)
