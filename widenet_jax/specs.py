@@ -168,6 +168,7 @@ class TaskSpec:
       transforms: (config, info) -> the transforms of training and of evaluation.
       example: (config, params or None) -> the arrays of one example, without any data.
       sources: by `config.data.source`.
+      info: the keys that the `info` of each source has.
       sizes: the numbers that describe a set, the number of examples or tokens first.
       sets: the `sizes` of known sets, by name, to plan without data.
       usual: defaults of `sizes` where neither the set nor a flag has them.
@@ -192,6 +193,7 @@ class TaskSpec:
     model: str = ""
     sections: Mapping[str, Mapping[str, tuple]] = field(default_factory=dict)
     sources: Mapping[str, SourceSpec] = field(default_factory=dict)
+    info: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ("num_examples",)
     sets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     usual: Mapping[str, int] = field(default_factory=dict)

@@ -94,6 +94,8 @@ class Sentences(list):
     def __getitem__(self, index: int) -> dict:
         return {"sentences": [np.arange(n) for n in super().__getitem__(index)]}
 
+    describe = str
+
 
 def test_sentences_of_different_lengths():
     found = [contents_sha256(Sentences([lengths])) for lengths in ([2, 3], [2, 3], [3, 2], [5])]

@@ -1,5 +1,6 @@
 """Learning rates, compared with values computed by hand."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -44,4 +45,10 @@ def test_an_own_decay_that_fails_is_named(decay, words, monkeypatch: pytest.Monk
     monkeypatch.setitem(DECAYS, "own", decay)
     message = rf"config.optimizer.schedule=own: its function fails on a traced t.*{words}"
     with pytest.raises(BadInputError, match=message):
+        rates("own", [0])
+
+
+def test_an_own_decay_that_returns_an_array_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(DECAYS, "own", lambda t: jnp.stack([t, t]))
+    with pytest.raises(BadInputError, match=r"schedule=own: its function returns an array \[2\]"):
         rates("own", [0])

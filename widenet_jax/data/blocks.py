@@ -14,7 +14,7 @@ its positions are divided among hosts. Streams of tokens are read in order, in B
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,13 @@ def read_example(source: Source, record: int) -> Example:
     """Returns the example of one record, with its description under "where".
 
     Raises:
-      BadExampleError: the example cannot be read. A transform raises it for one that cannot be
-        decoded.
+      BadExampleError: the example cannot be read, or is no dict. A transform raises it for one
+        that cannot be decoded.
     """
-    return {**source[record], "where": source.describe(record)}
+    example, where = source[record], source.describe(record)
+    if not isinstance(example, Mapping):
+        raise BadExampleError(f"{where}: the example is {type(example).__name__}; give a dict")
+    return {**example, "where": where}
 
 
 def read(

@@ -20,6 +20,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+# Entries of a checkpoint's meta that do not describe the data.
+OF_THE_RUN = {"format_version", "step", "fingerprint", "counters", "config", "evaluation_due"}
+OF_THE_RUN |= {"metrics_file", "content_sha256"}
+
 Example = Mapping[str, Any]
 Batch = dict[str, np.ndarray]
 

@@ -1,16 +1,21 @@
 """Sources of labelled images: what they have in common, parts of them, other labels for them."""
 
 import dataclasses
+import operator
+import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from widenet_jax.data.blocks import read_example
+from widenet_jax.data.contract import Example
 from widenet_jax.data.splits import slice_of
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.files import is_text
 
+UINT8 = np.dtype(np.uint8)
 ORDER_PROBES = 256  # records that are read to see the order of a set
 
 
@@ -57,6 +62,38 @@ class LabelledImages:
     def part(self, bounds: tuple[str, str]) -> np.ndarray:
         """Returns the records between bounds such as ("90%", ""): int64 [n]."""
         return np.arange(len(self))[slice_of(bounds, len(self))]
+
+
+def label_of(example: Example, num_classes: int) -> int:
+    """Returns an example's label; raises BadExampleError where it is the number of no class."""
+    label = example.get("label")
+    try:
+        number = operator.index(label)
+    except TypeError:
+        number = -1
+    if not 0 <= number < num_classes:
+        raise BadExampleError(
+            f"{example['where']}: its label is {reprlib.repr(label)}; give its class's place in "
+            f"info['class_names'], a whole number from 0 to {num_classes - 1}"
+        )
+    return number
+
+
+def checked_pixels(image: Any, others: str = "a path, an image of Pillow") -> np.ndarray:
+    """Returns an array of pixels as uint8 [H, W, 1 or 3].
+
+    Raises:
+      BadInputError: it is any other; `others` may be given instead of an array.
+    """
+    pixels = np.asarray(image)
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    fits = pixels.ndim == 3 and pixels.shape[2] in (1, 3)
+    if pixels.dtype != UINT8 or not fits or not pixels.size:
+        raise BadInputError(
+            f"an image is an array {pixels.dtype} {list(pixels.shape)}; give {others}, or uint8 "
+            "[height, width, 3] or [height, width]"
+        )
+    return pixels
 
 
 def by_class(source: LabelledImages) -> bool:
@@ -111,8 +148,8 @@ class Subset(LabelledImages):
         return len(self.records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        example = self.source[int(self.records[index])]
-        return {**example, "label": int(self.labels[example["label"]])}
+        example = read_example(self.source, int(self.records[index]))
+        return {**example, "label": int(self.labels[label_of(example, len(self.labels))])}
 
     def describe(self, index: int) -> str:
         return self.source.describe(int(self.records[index]))

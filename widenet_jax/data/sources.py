@@ -1,6 +1,7 @@
 """The data of a run: both splits opened, checked against each other, and described."""
 
 import contextlib
+import json
 import math
 import os
 from collections import Counter
@@ -10,12 +11,22 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.data.blocks import example_spec
-from widenet_jax.data.contract import Data, DataInfo, Source, Stream, StreamInfo, Transform
+from widenet_jax.data.blocks import example_spec, read_example
+from widenet_jax.data.contract import (
+    OF_THE_RUN,
+    Data,
+    DataInfo,
+    Source,
+    Stream,
+    StreamInfo,
+    Transform,
+)
 from widenet_jax.data.labelled import (
     LabelledImages,
     Subset,
     by_class,
+    check_class_names,
+    label_of,
     left_out_text,
     names_text,
     relabelled,
@@ -26,6 +37,9 @@ from widenet_jax.files import TOKENIZER, may_replace, split_checkpoint
 from widenet_jax.specs import PYTHON, resolve, source_spec, task_spec
 
 WINDOWS_AT_ONCE = 64
+SOURCE_PARTS = ("info", "describe", "__len__", "__getitem__")
+STREAM_PARTS = ("read_windows", "bytes_per_token", "words_per_token", "text")
+TAKEN = OF_THE_RUN | {"environment", "result"}  # keys of no `info`
 FRACTION_FIELD = "config.data.eval_fraction"
 # Facts in which splits may differ. They hold of a run if they hold of one of its splits.
 OF_EITHER_SPLIT = ("unanswerable",)
@@ -165,11 +179,7 @@ def open_data(
         data["tokenizer"] = (
             str(workdir / TOKENIZER) if copied else split_checkpoint(config.init_from)[0]
         )
-    if splits:
-        train, evaluation = as_sources(splits, config, data)
-    else:
-        train = build_source(data, data["train_split"])
-        evaluation = build_source(data, data["eval_split"])
+    train, evaluation = open_splits(config, data, splits)
     check_several_classes(train, evaluation, data)
     check_slice(data["train_split"], train)
     check_slice(data["eval_split"], evaluation)
@@ -221,28 +231,65 @@ def check_windows(train: Source, evaluation: Source, data: Mapping[str, Any]) ->
             )
 
 
-def as_sources(
-    splits: tuple[Any, Any], config: Any, data: Mapping[str, Any]
+def open_splits(
+    config: Any, data: Mapping[str, Any], objects: tuple[Any, Any] | None
 ) -> tuple[Source, Source]:
-    """Returns the sources of the Python objects that are the splits of a run.
+    """Opens the sources of training and of evaluation, and checks them.
 
     Args:
-      splits: of training and evaluation.
       config: of the run.
       data: `config.data`, with the tokenizer.
+      objects: Python's, instead of what the config names.
 
     Raises:
-      BadInputError: they hold no examples of the task.
+      BadInputError: a split cannot be opened, or is no source of the task.
     """
-    name = config.task.name
-    if splits_of := resolve(task_spec(name).splits_of):
-        return splits_of(*splits, config, data)
-    if not all(hasattr(split, "info") and hasattr(split, "describe") for split in splits):
+    names = data["train_split"], data["eval_split"]
+    if objects:
+        splits_of = resolve(task_spec(config.task.name).splits_of)
+        opened = splits_of(*objects, config, data) if splits_of else objects
+    else:
+        opened = tuple(build_source(data, name) for name in names)
+    places = ("data", "eval_data") if objects else (f"split {name}" for name in names)
+    for source, place in zip(opened, places, strict=True):
+        check_source(source, place, config)
+    return opened
+
+
+def check_source(source: Any, where: str, config: Any) -> None:
+    """Raises BadInputError where an object, perhaps a user's own, is no source of a run's task.
+
+    Transforms check the examples.
+    """
+    spec, kind, parts = task_spec(config.task.name), "Source", SOURCE_PARTS
+    if spec.stream:
+        kind, parts = "Stream", (*SOURCE_PARTS, *STREAM_PARTS)
+    if missing := [name for name in parts if not hasattr(source, name)]:
         raise BadInputError(
-            f"data of the task {name} is a source (widenet_jax.data.contract.Source): an object "
-            "with info, describe, __len__ and __getitem__"
+            f"{where} is {type(source).__name__}, without {', '.join(missing)}; the task "
+            f"{spec.name} reads a {kind} (widenet_jax.data.contract): {', '.join(parts)}"
         )
-    return splits
+    try:
+        len(source)
+    except (TypeError, ValueError) as error:
+        raise BadInputError(f"{where}: its __len__ must return a count: {error}") from None
+    info = source.info
+    if not isinstance(info, Mapping) or not info.keys() >= set(spec.info):
+        keys = ", ".join(spec.info) or "what the model must know of the set, or {}"
+        raise BadInputError(f"{where}: its info must be a dict with {keys}")
+    for key, value in info.items():
+        if key in TAKEN:
+            raise BadInputError(f"{where}: info[{key!r}] is a name of the run's own; rename it")
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise BadInputError(
+                f"{where}: info[{key!r}] is not as JSON holds it: {error}"
+            ) from None
+    if "class_names" in spec.info:
+        if not isinstance(info["class_names"], list | tuple):
+            raise BadInputError(f"{where}: info['class_names'] must be a list of names")
+        check_class_names(info["class_names"], where)
 
 
 def example_at(examples: Any, index: int, name: str) -> Any:
@@ -308,18 +355,18 @@ def stream_info(train: Source, evaluation: Source) -> StreamInfo | None:
     return StreamInfo(train.bytes_per_token, unigram_bits(evaluation))
 
 
-def class_counts(source: LabelledImages) -> tuple[int, ...]:
+def class_counts(source: Source) -> tuple[int, ...]:
     """Counts the examples of each class; reads all of a source that does not know its labels.
 
     An example that cannot be read counts for no class.
     """
-    labels = source.record_labels
+    labels, classes = getattr(source, "record_labels", None), len(source.info["class_names"])
     if labels is None:
         labels = []
         for index in range(len(source)):
             with contextlib.suppress(BadExampleError):
-                labels.append(source[index]["label"])
-    return tuple(np.bincount(labels, minlength=len(source.class_names)).tolist())
+                labels.append(label_of(read_example(source, index), classes))
+    return tuple(np.bincount(labels, minlength=classes).tolist())
 
 
 def largest_share(source: Source) -> float | None:

@@ -16,7 +16,7 @@ from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.blocks import example_spec
 from widenet_jax.data.contract import DataInfo, Source
 from widenet_jax.data.labelled import LabelledImages, with_classes
-from widenet_jax.data.sources import build_source, build_transforms, stream_info
+from widenet_jax.data.sources import build_source, build_transforms, check_source, stream_info
 from widenet_jax.errors import BadInputError
 from widenet_jax.evaluation import total
 from widenet_jax.experiment import build_task, evaluate_batch
@@ -139,6 +139,7 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
     """
     config, info = trained.config, trained.info
     source = build_source(config.data, config.data.eval_split, info)
+    check_source(source, f"split {config.data.eval_split}", config)
     if isinstance(source, LabelledImages):
         source = with_classes(source, trained.class_names, place=trained.place)
     if "vocab_size" in info:

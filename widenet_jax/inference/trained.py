@@ -12,7 +12,7 @@ from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import from_json
 from widenet_jax.config.imports import import_remembered
-from widenet_jax.data.contract import DataInfo
+from widenet_jax.data.contract import OF_THE_RUN, DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec, model_of
 from widenet_jax.files import absolute, is_text, read_object, split_checkpoint
@@ -27,9 +27,6 @@ from widenet_jax.task import Task
 from widenet_jax.trained import Stored, Trained
 from widenet_jax.typing import PyTree, Shapes
 
-# Entries of a checkpoint's meta that do not describe the data.
-OF_THE_RUN = {"format_version", "step", "fingerprint", "counters", "config", "evaluation_due"}
-OF_THE_RUN |= {"metrics_file", "content_sha256"}
 # Entries of result.json that are the same after every step.
 OF_ANY_STEP = {"mode", "params", "params_unrolled", "split", "primary_metric", "unit", "baseline"}
 

@@ -24,6 +24,7 @@ LANGUAGE_MODELING = specs.TaskSpec(
     },
     transforms=f"{STREAMS}:window_transforms",
     example=f"{STREAMS}:example_of",
+    info=("vocab_size",),
     sources={
         "token_stream": specs.SourceSpec(f"{STREAMS}:open_token_stream"),
         "tiny_pieces": specs.SourceSpec(

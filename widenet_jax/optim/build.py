@@ -292,12 +292,17 @@ def build_schedule(
         return jnp.where(step < warmup_steps, warm, left)
 
     try:
-        jax.eval_shape(schedule, 0)
+        found = jax.eval_shape(schedule, 0).shape
     except Exception as error:  # of a user's decay
         raise BadInputError(
             f"{WHERE}.schedule={name}: its function fails on a traced t in [0, 1]: "
             f"{type(error).__name__}: {first_line(error)}"
         ) from error
+    if found:
+        raise BadInputError(
+            f"{WHERE}.schedule={name}: its function returns an array {list(found)} of one t; "
+            "return one number"
+        )
     return schedule
 
 

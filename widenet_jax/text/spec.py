@@ -34,6 +34,7 @@ MASKED_LM = specs.TaskSpec(
     },
     transforms="widenet_jax.text.data.instances:instance_transforms",
     example="widenet_jax.text.data.instances:instance_spec",
+    info=("vocab_size",),
     sources={
         "text": specs.SourceSpec("widenet_jax.text.data.text_records:TextRecords"),
         "tiny_text": specs.SourceSpec(
@@ -90,8 +91,9 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
             "label_names": ("", 'of labels 0, 1, ...: "negative,positive"; "": as in the file'),
         },
     },
-    transforms="widenet_jax.text.data.sequences:sequence_transforms",
+    transforms="widenet_jax.text.data.tables:row_transforms",
     example="widenet_jax.text.data.tables:example_of",
+    info=("class_names", "vocab_size"),
     sources={"table": specs.SourceSpec("widenet_jax.text.data.tables:Table", reads_slices=True)},
     sizes=("num_examples", "num_classes"),
     sets={"SST-2": (67_349, 2), "MNLI": (392_702, 3)},
@@ -149,6 +151,7 @@ SPAN = specs.TaskSpec(
     },
     transforms="widenet_jax.text.data.sequences:sequence_transforms",
     example="widenet_jax.text.data.squad:example_of",
+    info=("vocab_size",),
     sources={"squad": specs.SourceSpec("widenet_jax.text.data.squad:Squad", reads_slices=True)},
     sets={"train-v1.1": (88_600,), "train-v2.0": (131_000,)},  # windows of 384 and 512 tokens
     usual=ALBERT,

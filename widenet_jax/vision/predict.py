@@ -13,10 +13,10 @@ import numpy as np
 from PIL import Image
 
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import left_out_text
+from widenet_jax.data.labelled import checked_pixels, left_out_text
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.trained import Predictions, Trained, best, classifier, shares
-from widenet_jax.vision.data.files import checked_pixels, decode, read_pillow
+from widenet_jax.vision.data.files import decode, read_pillow
 from widenet_jax.vision.data.folders import kind_left_out, walk
 from widenet_jax.vision.data.transforms import build_transforms
 

@@ -40,6 +40,7 @@ CLASSIFICATION = specs.TaskSpec(
     },
     transforms="widenet_jax.vision.data.transforms:task_transforms",
     example="widenet_jax.vision.data.transforms:example_of",
+    info=("class_names",),
     sources={
         "digits": specs.SourceSpec(
             "widenet_jax.vision.data.digits:open_digits",

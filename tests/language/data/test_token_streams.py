@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import pickle
+import types
 from pathlib import Path
 
 import numpy as np
@@ -233,6 +234,20 @@ def test_a_stream_without_the_token_after_each_window_is_refused(text: str):
         problem = rf"^{name} data: read_windows of one index returns an array \[1, 3\]; it must be"
         with pytest.raises(BadInputError, match=problem):
             open_data(config, splits=splits)
+
+
+def test_a_source_that_is_no_stream_is_refused():
+    """The message says all that one needs."""
+    config = load_config(f"{ROOT}/configs/language_model.py:tiny")
+    plain = types.SimpleNamespace(info={"vocab_size": 256}, describe=str)
+    words = (
+        r"data is list, without info, describe, read_windows, .* Stream \(.*\): info, describe, "
+    )
+    words += "__len__, __getitem__, read_windows, bytes_per_token, words_per_token, text$"
+    with pytest.raises(BadInputError, match=f"^{words}"):
+        open_data(config, splits=([{"tokens": 1}],) * 2)
+    with pytest.raises(BadInputError, match="without __len__, __getitem__, read_windows, bytes_"):
+        open_data(config, splits=(plain, plain))
 
 
 def test_the_embedded_novel_in_word_pieces():

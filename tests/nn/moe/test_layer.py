@@ -369,6 +369,20 @@ def test_a_router_of_another_form_is_refused(router, words, monkeypatch: pytest.
         parameters_of(model.init(jax.random.key(0), jnp.ones((2, 2, D)), train=False))
 
 
+class OnTheHost(Even):
+    @nn.compact
+    def __call__(self, x, mask, *, key, train):
+        return np.asarray(x)
+
+
+def test_an_own_router_whose_code_fails_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ROUTERS, "mine", OnTheHost)
+    model = layer(3, 2, router={"name": "mine"})
+    words = r"router mine fails: \S*test_layer\.py, line \d+: TracerArrayConversionError: The numpy"
+    with pytest.raises(BadInputError, match=words):
+        init(model, jnp.ones((2, 2, D)))
+
+
 @pytest.mark.parametrize("dispatch", DISPATCHERS)
 def test_choices_that_an_own_router_gets_wrong_are_dropped(
     dispatch: str, monkeypatch: pytest.MonkeyPatch

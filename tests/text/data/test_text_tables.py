@@ -358,6 +358,9 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     assert opened.data_info.example["tokens"].shape == (6,)
     row = opened.train_transform(opened.train[1], None)
     assert row["tokens"].tolist() == [CLS, 7, 8, 9, SEP, 0] and row["label"] == 1
+    for label in (2, -1, "1", 1.0, None):  # of an own source
+        with pytest.raises(BadExampleError, match=rf"^own 1: its label is '?{label}'?; give"):
+            opened.train_transform(opened.train[1] | {"label": label, "where": "own 1"}, None)
     examples = [("a b", "no"), ("c d e", "yes")]  # of Python code, as the files' rows
     info = dict(open_data(config, splits=(examples, examples[:1]), hashed=True).data_info.info)
     assert len(info.pop("content_sha256")) == 128 and info == opened.data_info.info

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 
+from widenet_jax.config.imports import place_of
 from widenet_jax.errors import (
     BadInputError,
     UnknownNameError,
@@ -46,6 +47,7 @@ from widenet_jax.specs import resolve
 from widenet_jax.typing import Array, Aux, FfnOutput, Routing
 
 SECTION = "config.model.moe"
+PACKAGE = "widenet_jax."  # whose own routers' errors are no mistakes of a user
 
 
 class MoeLayer(nn.Module):
@@ -178,7 +180,15 @@ class MoeLayer(nn.Module):
         # The key is drawn in this layer's scope, whatever the router draws from it.
         key = self.make_rng("router") if train and self.has_rng("router") else None
         # In float32, whatever `dtype`: rounding would move tokens between experts.
-        routing = router(x.astype(jnp.float32), mask, key=key, train=train)
+        try:
+            routing = router(x.astype(jnp.float32), mask, key=key, train=train)
+        except Exception as error:
+            if isinstance(error, BadInputError) or type(router).__module__.startswith(PACKAGE):
+                raise
+            file = inspect.getsourcefile(inspect.unwrap(type(router).__call__)) or ""
+            raise BadInputError(
+                f"router {self.router['name']} fails: {place_of(error, file)}"
+            ) from error
         self.check_routing(routing, mask.shape)
         if not self.mixes:
             chosen = distinct(routing.expert_index, self.num_experts)

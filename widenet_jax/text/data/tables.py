@@ -16,7 +16,8 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.corpus.tables import Columns, read_text, shown
-from widenet_jax.data.contract import ArraySpec
+from widenet_jax.data.contract import ArraySpec, Example, Transform
+from widenet_jax.data.labelled import label_of
 from widenet_jax.data.sources import example_at
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 from widenet_jax.files import is_text
@@ -390,6 +391,21 @@ def check_classes(missing: Sequence[str], class_names: Sequence[str], split: str
             f"split {split} has no row of {len(missing)} of the {len(class_names)} classes "
             f"({shown(missing)}) of config.data.label_names; name the labels that it has"
         )
+
+
+def labelled_row(
+    example: Example, _: np.random.Generator | None = None, *, length: int, num_classes: int
+) -> dict[str, np.ndarray]:
+    """Pads a sequence as `sequence_row`; its label is checked. One to predict has no "where"."""
+    row = sequences.sequence_row(example, length=length)
+    label = {"label": np.int32(label_of(example, num_classes))} if "where" in example else {}
+    return row | label
+
+
+def row_transforms(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
+    """Returns the transforms of a run; see `specs.TaskSpec`."""
+    how = {"length": config.data.max_length, "num_classes": len(info["class_names"])}
+    return (partial(labelled_row, **how),) * 2
 
 
 def example_of(config: Any, _: Any) -> dict[str, ArraySpec]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from widenet_jax.errors import BadExampleError, BadInputError, first_line
+from widenet_jax.errors import BadExampleError, first_line
 
 # Each worker decodes one image at a time; OpenCV's threads would compete for the same cores.
 cv2.setNumThreads(0)
@@ -297,18 +297,6 @@ def read_pillow(image: Any, upright: bool) -> np.ndarray:
         raise
     except Exception as error:  # Pillow raises many kinds at damaged files
         raise BadExampleError(f"{where}: cannot be decoded ({first_line(error)})") from None
-
-
-def checked_pixels(image: Any) -> np.ndarray:
-    """Returns an array of pixels as uint8 [H, W, 1 or 3]; raises BadInputError for any other."""
-    pixels = np.asarray(image)
-    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    if pixels.dtype != np.uint8 or pixels.shape[2:] not in [(1,), (3,)] or not pixels.size:
-        raise BadInputError(
-            f"an image is an array {pixels.dtype} {list(pixels.shape)}; give a path, an image of "
-            "Pillow, or uint8 [height, width, 3] or [height, width]"
-        )
-    return pixels
 
 
 def orientation_of(data: bytes) -> int:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import LabelledImages, check_class_names, names_text
+from widenet_jax.data.labelled import LabelledImages, check_class_names, checked_pixels, names_text
 from widenet_jax.data.sources import example_at
 from widenet_jax.errors import BadExampleError, BadInputError
-from widenet_jax.vision.data.files import checked_pixels, read_pillow
+from widenet_jax.vision.data.files import read_pillow
 
 
 class Objects(LabelledImages):

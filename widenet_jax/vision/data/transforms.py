@@ -14,7 +14,8 @@ import cv2
 import numpy as np
 
 from widenet_jax.data.contract import ArraySpec, Example
-from widenet_jax.errors import check_range, choose
+from widenet_jax.data.labelled import checked_pixels, label_of
+from widenet_jax.errors import BadExampleError, BadInputError, check_range, choose
 
 if TYPE_CHECKING:  # decoders and RandAugment are imported where a run needs them
     from widenet_jax.vision.data.files import EncodedImage
@@ -23,6 +24,7 @@ Image = Union[np.ndarray, "EncodedImage"]
 
 TRAIN_CROPS = dict.fromkeys(("inception", "pad", "none"))
 EVAL_CROPS = dict.fromkeys(("central", "squash"))
+ANY_LABEL = 2**31  # where the classes are unknown: what int32 holds
 ASPECT_RANGE = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 100
 JITTERS = ("Brightness", "Contrast", "Color")
@@ -165,23 +167,33 @@ class ImageTransform:
     Attributes:
       image_size: side of the result.
       augment: the fields of `config.augment`; docs/CONFIG.md explains each.
+      num_classes: each label is below it.
     """
 
     image_size: int
     augment: Any
+    num_classes: int = ANY_LABEL
 
     def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
         picture = self.picture(self.image_of(example), rng)
-        return {"image": picture, "label": np.int32(example["label"])}
+        return {"image": picture, "label": np.int32(label_of(example, self.num_classes))}
 
     def image_of(self, example: Example) -> Image:
-        """Returns the example's image; an image file is decoded only when it is cropped."""
-        image, turn = example["image"], self.augment.exif_orientation
+        """Returns the example's image; an image file is decoded only when it is cropped.
+
+        Raises:
+          BadExampleError: there is none, or an array other than uint8 [H, W, 1 or 3] or [H, W].
+        """
+        image, turn = example.get("image"), self.augment.exif_orientation
         if isinstance(image, bytes):
             from widenet_jax.vision.data.files import EncodedImage
 
             return EncodedImage(image, example["where"], exif_orientation=turn)
-        return image
+        try:
+            return checked_pixels(image, "the bytes of a file")
+        except BadInputError as error:
+            problem = "has no 'image'" if image is None else error
+            raise BadExampleError(f"{example['where']}: {problem}") from None
 
 
 class TrainTransform(ImageTransform):
@@ -230,13 +242,14 @@ class EvalTransform(ImageTransform):
 
 
 def build_transforms(
-    augment: Mapping[str, Any], image_size: int
+    augment: Mapping[str, Any], image_size: int, num_classes: int = ANY_LABEL
 ) -> tuple[TrainTransform, EvalTransform]:
     """Builds the transforms of `config.augment`.
 
     Args:
       augment: the section.
       image_size: side of the model's input images.
+      num_classes: of the labels.
 
     Raises:
       BadInputError: an unknown crop, or more padding than the image has pixels.
@@ -244,13 +257,14 @@ def build_transforms(
     choose(TRAIN_CROPS, augment["crop"], field="config.augment.crop")
     choose(EVAL_CROPS, augment["eval_crop"], field="config.augment.eval_crop")
     check_range("config.augment.pad_pixels", augment["pad_pixels"], 0, image_size)
-    fields = SimpleNamespace(**augment)
-    return TrainTransform(image_size, fields), EvalTransform(image_size, fields)
+    fields = image_size, SimpleNamespace(**augment), num_classes
+    return TrainTransform(*fields), EvalTransform(*fields)
 
 
 def task_transforms(config: Any, info: Mapping[str, Any]) -> tuple[TrainTransform, EvalTransform]:
     """Builds the transforms of a run; see `specs.TaskSpec`."""
-    return build_transforms(config.augment, config.data.image_size)
+    num_classes = len(info.get("class_names", ())) or ANY_LABEL
+    return build_transforms(config.augment, config.data.image_size, num_classes)
 
 
 def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
