@@ -49,6 +49,7 @@ def test_mistakes_are_exceptions(tmp_path: Path):
     """Of the config, of a field, of data without evaluation data."""
     for config, answer, how in (
         ("configs/digits.py:vit", "no model is named 'vit'", {}),
+        (5, "config is int; give a ConfigDict, or a file", {}),
         ("configs/digits.py", "the config has no such field", {"fields": {"epochs": 3}}),
         ("configs/digits.py", "give both data and eval_data", {"data": [(0, 0)]}),
         (

@@ -262,6 +262,10 @@ def train(
 
     Raises: as `run`; never SystemExit.
     """
+    if not isinstance(config, str | ConfigDict):
+        raise BadInputError(
+            f"config is {type(config).__name__}; give a ConfigDict, or a file as configs/digits.py"
+        )
     config = load_config(config) if isinstance(config, str) else copy.deepcopy(config)
     flags = [f"--config.{name}={value}" for name, value in (fields or {}).items()]
     from widenet_jax.inference.pretrained_config import set_fields
