@@ -116,7 +116,7 @@ class Session:
         if restored is None:
             self._check_history()
         state, meta = restored or (start(), {})
-        self.metrics_file = meta.get("metrics_file")  # older checkpoints have none
+        self.metrics_file = meta.get(OF_LAST)  # older checkpoints have none
         return state, meta
 
     def _check_history(self) -> None:
