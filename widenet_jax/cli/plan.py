@@ -12,6 +12,7 @@ Any field of the configs can be set, as in --config.batch_size=2048. Exit codes:
 input.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -170,7 +171,7 @@ def plan_of(
         completed = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return f"plan.py was stopped after {timeout:.0f} s"
-    if completed.stdout:
+    with contextlib.suppress(ValueError):  # a compiler may print, too
         return json.loads(completed.stdout)
     reason = completed.stderr.strip() or f"plan.py ended with exit code {completed.returncode}"
     # The launcher has another name for the flag.

@@ -524,16 +524,29 @@ def attention_of(
         return name, "" if name == before else line
 
     chosen, line = on_every_host(decide)  # one host's failure ends all, also where others measure
-    if jax.process_count() > 1:  # hosts may measure differently
-        names = list(IMPLEMENTATIONS)
-        number = multihost_utils.broadcast_one_to_all(np.int32(names.index(chosen)))
-        chosen = names[int(number)]
+    if jax.process_count() > 1 and candidate and asked == AUTO:
+        takes_it = multihost_utils.process_allgather(np.bool_(chosen == candidate))
+        chosen, line = agreed(np.asarray(takes_it), candidate, line)
     if before and chosen != before:
         line = (
             f"{line or f'attention: {chosen}'}; {before} until now: from here on "
             "numbers differ from an unbroken run's by rounding"
         )
     return chosen, line
+
+
+def agreed(takes_it: np.ndarray, candidate: str, line: str) -> tuple[str, str]:
+    """Returns the implementation for all hosts, and this host's line.
+
+    Args:
+      takes_it: [hosts] bool; a host on which the candidate is wrong or slow decides for all.
+      candidate: the kernel.
+      line: what this host says of its own choice.
+    """
+    if takes_it.all() or not takes_it.any():
+        return candidate if takes_it.all() else "xla", line
+    against = ", ".join(map(str, np.flatnonzero(~takes_it)))
+    return "xla", f"attention: xla, the choice of process {against}; here {line}"
 
 
 def disagreement(names: list[str], table: np.ndarray) -> str | None:

@@ -49,7 +49,9 @@ MAY_CHANGE = (
 )
 # Hosts may differ in these fields: where the data lies, and how it is read.
 MAY_DIFFER = ("data.path", "data.num_workers", "data.prefetch")
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "widenet_jax")
+COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+COMPILERS += ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+PACKAGES = (*COMPILERS, "flax", "optax", "orbax-checkpoint", "grain", "numpy", "widenet_jax")
 
 
 def plain(config: ConfigDict) -> dict[str, Any]:

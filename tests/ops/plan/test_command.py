@@ -175,7 +175,9 @@ def test_one_plan():
         "schedules, 0.5% by roofline"
     )
     assert rows["collectives, in addition"].strip() == "7.4 ms for 1,225 MB per device"
-    assert rows["run"].strip() == "93,835 steps: 5.7 hours, 61.2 core-days"
+    # 61.2 x 193.0 / 220.0, and x 269.3 / 220.0.
+    run = "93,835 steps: 5.7 hours, 61.2 core-days, 53.7 to 74.9 with the step's range"
+    assert rows["run"].strip() == run
     assert "cost" not in rows and "dispatch" not in rows
     small = plan_rows(FITS | {"hbm_peak_gib": 0.0312, "step_ms": 0.2134, "collective_mb": 0.5})
     assert "0.0312 of 15.5 GiB" in small and "0.213 ms; " in small and "for 0.5 MB" in small

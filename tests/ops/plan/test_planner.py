@@ -11,7 +11,7 @@ from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan.compile import CompiledStep
 from widenet_jax.ops.plan.hlo import parse_instruction
-from widenet_jax.ops.plan.planner import GIB, data_info, plan_run, size_figures, time_figures
+from widenet_jax.ops.plan.planner import BAND, GIB, data_info, plan_run, size_figures, time_figures
 from widenet_jax.ops.plan.pricing import Price
 from widenet_jax.ops.plan.schedule import Schedule
 from widenet_jax.ops.plan.topology import parse_topology
@@ -157,3 +157,14 @@ def test_a_text_file_here_needs_no_numbers(tmp_path: Path):
     config.data.path = str(tmp_path / "other.txt")
     with pytest.raises(BadInputError, match=r"the size of the set 'other\.txt' is unknown"):
         data_info(config)
+
+
+def test_the_band_is_that_of_the_rows_on_the_page():
+    """Predicted by measured time, in docs/PERFORMANCE.md's table of `plan.py --calibrate`."""
+    page = (Path(__file__).parents[3] / "docs" / "PERFORMANCE.md").read_text()
+    rows = page.split("| ratio | by the old estimate |\n")[1].split("\n\n")[0].splitlines()[1:]
+    ratios = [float(row.split("|")[5]) for row in rows]
+    assert len(ratios) == 20 and BAND == (min(ratios), max(ratios))
+    for row in rows:
+        measured, predicted, ratio = (float(x.replace(",", "")) for x in row.split("|")[3:6])
+        assert predicted / measured == pytest.approx(ratio, abs=0.006)

@@ -153,6 +153,9 @@ def test_two_cores_of_a_device_share_the_trips():
     entry = f"  %x = f32[8] parameter(0)\n  ROOT %y = f32[8] negate(%x), {CYCLES}"
     found = prices(entry, topology=parse_topology("v4-8"), y=Schedule(0, 1050))
     assert found["y"].compute_ms == pytest.approx(10 * 1050 / 2 / 1.05e6)
+    entry = entry.replace('["5","2"]', '["3","1"]')  # two on one core, one on the other
+    found = prices(entry, topology=parse_topology("v4-8"), y=Schedule(0, 1050))
+    assert found["y"].compute_ms == pytest.approx(2 * 1050 / 1.05e6)
 
 
 def test_a_loop_counts_once_per_trip():

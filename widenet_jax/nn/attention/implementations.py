@@ -119,7 +119,7 @@ def _attend_forward(
 
 
 def _attend_backward(causal: bool, saved: tuple, d_out: Array) -> tuple:
-    del causal  # hidden scores have no weight
+    del causal  # hidden scores have no weight, but in rows without any key, which have no meaning
     query, key, value, softmax, out = saved
     gradients, _ = attention_gradients(_weights(*softmax), query, key, value, out, d_out)
     return *gradients, None, None
@@ -229,7 +229,7 @@ def attend_cudnn(
     segment_ids: Array | None,
     causal: bool,
 ) -> Array:
-    """Computes attention by cuDNN's kernel."""
+    """Computes attention by cuDNN's kernel on each device's share of the batch."""
     if platform() != "gpu" or query.dtype not in (jnp.bfloat16, jnp.float16):
         raise BadInputError(
             f"{FIELD}=cudnn needs an NVIDIA GPU and config.model.dtype=bfloat16; use auto"
@@ -240,8 +240,19 @@ def attend_cudnn(
     if segment_ids is not None:
         same = (segment_ids[:, :, None] == segment_ids[:, None])[:, None]
         visible = same if visible is None else same & visible
-    attention = functools.partial(jax.nn.dot_product_attention, scale=1.0, implementation="cudnn")
-    return attention(query, key, value, mask=visible, is_causal=causal)
+    if visible is not None and T % 2:
+        raise BadInputError(
+            f"{FIELD}=cudnn takes no mask of an odd number of tokens, {T}; use auto"
+        )
+
+    def run(_: None, query: Array, key: Array, value: Array, visible: Array | None) -> Array:
+        how = {"mask": visible, "is_causal": causal, "scale": 1.0, "implementation": "cudnn"}
+        return jax.nn.dot_product_attention(query, key, value, **how)
+
+    try:
+        return on_each_device(run, None, query, key, value, visible)
+    except NotImplementedError as error:  # head sizes, versions
+        raise BadInputError(f"{FIELD}=cudnn: {str(error).rstrip('.')}; use auto") from None
 
 
 def candidate_for(attention: Mapping[str, Any], platform: str) -> str | None:

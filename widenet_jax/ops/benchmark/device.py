@@ -1,13 +1,13 @@
 """A report on this machine's devices: peaks, attention, dispatch, and training steps beside plans.
 
 It is meant to be sent by users whose devices nobody else has. Whatever fails is a line of the
-report, and it ends within ten minutes.
+report, nothing is begun after ten minutes, and what was measured is written part by part.
 """
 
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -19,10 +19,10 @@ import jax.numpy as jnp
 
 import widenet_jax
 from widenet_jax.config.files import load_config
-from widenet_jax.errors import RunFailedError
+from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.experiment import build_experiment
 from widenet_jax.files import write_json, write_text
-from widenet_jax.nn.attention.implementations import AUTO, CANDIDATES, candidate_for
+from widenet_jax.nn.attention.implementations import AUTO, candidate_for
 from widenet_jax.nn.moe.dispatch import DISPATCHERS
 from widenet_jax.ops.benchmark.feed_forward import DispatchSize, dispatch_output, dispatch_row
 from widenet_jax.ops.benchmark.report import TPU_KINDS, cell, median_seconds, mfu, table
@@ -41,48 +41,63 @@ class Sizes(NamedTuple):
       dtype: of the product, of attention and of dispatch.
       width: rows and columns of the product's matrices.
       mebibytes: of the array that is read and written.
-      attention: shapes [B, T, N, H].
+      attention: what attention computes.
       dispatch: of the layer with experts.
       configs: whose training steps are timed.
-      batch: the most examples of a step on each device.
+      batch: the most examples of a step on each device of at least 24 GiB; a quarter on others.
       calls: of a step, of the product and of the copy in each round.
     """
 
     dtype: str
     width: int
     mebibytes: int
-    attention: tuple[tuple[int, int, int, int], ...]
+    attention: tuple[Problem, ...]
     dispatch: DispatchSize
     configs: tuple[str, ...]
     batch: int
     calls: int
 
 
+BERT = Problem((16, 512, 12, 64), "bfloat16", mask=True, segment_ids=False)
 ACCELERATOR = Sizes(
-    "bfloat16", 8192, 512, ((16, 512, 12, 64), (16, 196, 12, 64)),
+    "bfloat16", 8192, 512,
+    (BERT, BERT._replace(shape=(16, 196, 12, 64), mask=False),
+     BERT._replace(shape=(8, 1024, 8, 128), mask=False, segment_ids=True),
+     BERT._replace(mask=False, causal=True),
+     # A layer of wt_b after a memory.
+     Problem((8, 512, 16, 64), "bfloat16", False, False, memory=512, waves=256)),
     DispatchSize(16, 196, 16, 4, 2, 768, 3072),  # of widenet_b
     ("configs/imagenet.py:vit_b", "configs/imagenet.py:widenet_b",
-     "configs/text_pretrain.py:albert", "configs/language_model.py:wt_s"), 32, 5
+     "configs/text_pretrain.py:albert", "configs/language_model.py:wt_s"), 128, 5
 )  # fmt: skip
 CPU = Sizes(
-    "float32", 1024, 64, ((4, 128, 4, 32), (4, 49, 4, 32)), DispatchSize(4, 49, 4, 4, 2, 64, 128),
+    "float32", 1024, 64,
+    (BERT._replace(shape=(4, 128, 4, 32), dtype="float32"),
+     Problem((4, 49, 4, 32), "float32", mask=False, segment_ids=False)),
+    DispatchSize(4, 49, 4, 4, 2, 64, 128),
     ("configs/digits.py:widenet_tiny", "configs/text_tiny.py:albert_tiny",
-     "configs/language_model.py:tiny"), 8, 3
+     "configs/language_model.py:tiny"), 32, 3
 )  # fmt: skip
 MEASURING, PLANNING = 420, 570  # seconds after which nothing more is measured, or planned
 PLANNED = {"planned_ms": "step_ms", "planned_serial_ms": "serial_ms",
            "planned_collective_ms": "collective_ms", "planned_gib": "hbm_peak_gib"}  # fmt: skip
 TITLES = {
     "peak": "Peak of one device, and its share of the data sheet's where that is known",
-    "attention": "Attention [B, T, N, H], forward and backward; difference from xla",
-    "dispatch": "Dispatch as in WideNet, forward and backward; output's difference from einsum",
     "steps": "Training steps, and plans of the same",
+    "attention": "Layers of attention [B, T, N, H], forward and backward, with projections; "
+                 "difference of attention's output and gradients from xla's",
+    "dispatch": "Dispatch as in WideNet, forward and backward; difference of output and gradient "
+                "from einsum's",
     "failures": "Failed, or left out",
-}
+}  # fmt: skip
 
 
 def measure(
-    *, rounds: int, plan: Callable[..., dict | str], note: Callable[[str], None]
+    *,
+    rounds: int,
+    plan: Callable[..., dict | str],
+    note: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Measures the devices of this machine.
 
@@ -90,10 +105,11 @@ def measure(
       rounds: number of rounds; the median counts.
       plan: as `cli.plan.plan_of`.
       note: receives a line before each part.
+      keep: receives the report after each part.
 
     Returns:
-      A JSON object: device, devices, date, host, python, platform, packages, git, seconds, and for
-      each key of TITLES a list of rows.
+      A JSON object: device, devices, date, host, python, platform, backend, packages, git, seconds,
+      and for each key of TITLES a list of rows.
     """
     start, devices, here = time.perf_counter(), jax.devices(), environment()
     report = {
@@ -101,8 +117,10 @@ def measure(
         "devices": len(devices),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
+        "backend": " ".join(devices[0].client.platform_version.split()),
         **{name: here[name] for name in ("python", "platform", "git")},
         "packages": here["packages"] | {"widenet_jax": widenet_jax.__version__},
+        "seconds": 0.0,
         **{kind: [] for kind in TITLES},
     }
     for kind, name, work in parts(CPU if devices[0].platform == "cpu" else ACCELERATOR, rounds):
@@ -110,13 +128,13 @@ def measure(
         note(f"{elapsed:.0f} s: {kind}, {name}")
         try:
             if elapsed > MEASURING:
-                reason = f"left out: {MEASURING} s had passed"
-                report["failures"].append({"part": f"{kind}, {name}", "reason": reason})
-                continue
+                raise TimeoutError(f"{MEASURING} s had passed")
             report[kind].append(work())
         except Exception as error:  # a compiler's, in whatever class
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             report["failures"].append({"part": f"{kind}, {name}", "reason": reason})
+        report["seconds"] = time.perf_counter() - start
+        keep(report)
     left = max(PLANNING - (time.perf_counter() - start), 1)
     add_plans(report, partial(plan, timeout=left))
     return report | {"seconds": time.perf_counter() - start}
@@ -126,19 +144,23 @@ def parts(sizes: Sizes, rounds: int) -> Iterator[tuple[str, str, Callable[[], di
     """Yields the report's list that a row belongs to, a name, and a function that measures it."""
     yield "peak", "product", partial(product_row, sizes, rounds)
     yield "peak", "memory", partial(memory_row, sizes, rounds)
-    attend, output = cache(measured), cache(partial(dispatch_output, dtype=sizes.dtype))
-    for shape in sizes.attention:
-        problem = Problem(shape, sizes.dtype, mask=False, segment_ids=False)
-        for name in filter(None, ("xla", CANDIDATES.get(jax.default_backend()))):
-            yield (
-                "attention",
-                f"{name} {list(shape)}",
-                partial(attention_row, attend, problem, name),
-            )
-    for method in DISPATCHERS:
-        yield "dispatch", method, partial(method_row, output, method, sizes, rounds)
     for name in sizes.configs:
         yield "steps", name, partial(step_row, name, sizes, rounds)
+    attend, output = cache(measured), cache(partial(dispatch_output, dtype=sizes.dtype))
+    for problem in sizes.attention:
+        kind = {"name": "full" if problem.memory is None else "relative"}
+        for name in filter(None, ("xla", candidate_for(kind, jax.default_backend()))):
+            what = f"{name} {list(problem.shape)} {hides(problem)}"
+            yield "attention", what.strip(), partial(attention_row, attend, problem, name)
+    for method in DISPATCHERS:
+        yield "dispatch", method, partial(method_row, output, method, sizes, rounds)
+
+
+def hides(problem: Problem) -> str:
+    """Returns what hides keys, in words."""
+    words = [name for name in ("mask", "segment_ids", "causal") if getattr(problem, name)]
+    words += [] if problem.memory is None else [f"memory {problem.memory}"]
+    return ", ".join(words)
 
 
 def product_row(sizes: Sizes, rounds: int) -> dict[str, Any]:
@@ -162,39 +184,54 @@ def memory_row(sizes: Sizes, rounds: int) -> dict[str, Any]:
 
 
 def attention_row(attend: Callable, problem: Problem, implementation: str) -> dict[str, Any]:
-    """Times attention, and compares its output and gradients with XLA's."""
+    """Times a layer of attention, and compares attention's output and gradients with XLA's."""
     found, seconds = attend(problem, implementation)
-    worst = max(map(difference, found, attend(problem, "xla")[0]))
-    row = {"implementation": implementation, "shape": list(problem.shape), "dtype": problem.dtype}
-    return row | {"ms": 1e3 * seconds, "difference": worst, "right": worst < TOLERANCE}
+    row = {"implementation": implementation, "shape": list(problem.shape), "hides": hides(problem)}
+    row |= {"dtype": problem.dtype, "ms": 1e3 * seconds}
+    return row | apart(found, lambda: attend(problem, "xla")[0])
 
 
 def method_row(output: Callable, method: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
-    """Times a method of dispatch, and compares its output with einsum's."""
+    """Times a method of dispatch, and compares its output and gradient with einsum's."""
     found = dispatch_row(method, sizes.dispatch, dtype=sizes.dtype, rounds=rounds)
-    apart = difference(output(method, sizes.dispatch), output("einsum", sizes.dispatch))
     row = {name: found[name] for name in ("method", "dtype", "ms", "tflops", "memory_gib")}
-    return row | {"difference": apart, "right": apart < TOLERANCE}
+    return row | apart(output(method, sizes.dispatch), lambda: output("einsum", sizes.dispatch))
+
+
+def apart(found: Sequence[jax.Array], reference: Callable[[], Sequence[jax.Array]]) -> dict:
+    """Returns the largest difference from a reference; None where it is not finite or not known."""
+    try:
+        worst = max(map(difference, found, reference()))
+    except Exception:  # the row of the reference says why
+        return {"difference": None, "right": None}
+    return {"difference": worst if math.isfinite(worst) else None, "right": worst < TOLERANCE}
 
 
 def step_row(name: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
     """Times the training step of a config with the largest batch that fits, as a run trains."""
-    config, devices, attention = load_config(name), jax.devices(), None
+    config, devices, attention, why = load_config(name), jax.devices(), None, ""
     info = data_info(config)
+    memory = (devices[0].memory_stats() or {}).get("bytes_limit", 0)
+    batch = sizes.batch if memory >= 24 * 2**30 else sizes.batch // 4
     candidate = candidate_for(config.model.attention, devices[0].platform)
-    config.batch_size = sizes.batch * len(devices)
     if candidate and config.model.attention.get("implementation") == AUTO:
-        attention, _ = chosen_by_measuring(config, info, devices, candidate)
+        config.batch_size = batch * len(devices)
+        attention, why = chosen_by_measuring(config, info, devices, candidate)
+    failed = None
     while True:
-        experiment = build_experiment(config, info, devices, attention=attention)
+        config.batch_size = config.evaluation.batch_size = batch * len(devices)
+        if "mixup_group_size" in config.get("augment", {}):
+            config.augment.mixup_group_size = min(config.augment.mixup_group_size, batch)
         try:
+            experiment = build_experiment(config, info, devices, attention=attention)
             row = train_step_row(name, experiment, rounds=rounds, steps=sizes.calls)
             del row["device"], row["devices"]  # of the whole report
-            return row | {"attention": attention}
-        except RunFailedError:
-            if config.batch_size == len(devices):
-                raise
-        config.batch_size //= 2
+            return row | {"attention": attention, "because": why}
+        except (RunFailedError, BadInputError) as error:
+            failed = failed or error
+            if batch == 1 or isinstance(error, BadInputError):  # a model routes whole groups
+                raise failed from None
+        batch //= 2
 
 
 def slice_name(device_kind: str, devices: int) -> str | None:
@@ -222,24 +259,26 @@ def add_plans(report: Mapping[str, Any], plan: Callable[..., Any]) -> None:
     with ThreadPoolExecutor() as pool:  # each plan is a process
         answers = list(pool.map(found, steps))
     for row, answer in zip(steps, answers, strict=True):
+        if not isinstance(answer, str) and answer["step_ms"] is None:
+            answer = "the plan does not fit the memory"
         figures = {} if isinstance(answer, str) else answer
         row |= {key: figures.get(name) for key, name in PLANNED.items()}
-        planned = row["planned_ms"]
-        row["planned_per_measured"] = planned / row["step_ms"] if planned else None
+        least, most = row["planned_ms"], row["planned_collective_ms"]
+        row["planned_per_measured"] = least / row["step_ms"] if figures else None
+        row["with_collectives"] = (least + most) / row["step_ms"] if figures else None
         row["no_plan"] = None if figures else answer
 
 
 def write(report: Mapping[str, Any], out: Path) -> None:
-    """Writes device.json, device.md and device.png."""
+    """Writes device.json and device.md."""
     write_json(out / "device.json", report)
     write_text(out / "device.md", page(report))
-    draw(report, out / "device.png")
 
 
 def page(report: Mapping[str, Any]) -> str:
     """Formats a report as Markdown."""
     packages, git = report["packages"].items(), report["git"]
-    details = [report["date"], f"host {report['host']}", report["platform"]]
+    details = [report["date"], f"host {report['host']}", report["platform"], report["backend"]]
     details += [f"{name} {version}" for name, version in packages if version]
     if git:
         details.append(f"commit {git['commit'][:8]}" + " with changes" * git["changed"])
@@ -251,8 +290,8 @@ def page(report: Mapping[str, Any]) -> str:
     ]
     for kind, title in TITLES.items():
         rows = report[kind]
-        names = [name for name in (rows or [{}])[0] if any(row[name] is not None for row in rows)]
-        rows = [{name.replace("_", " "): row[name] for name in names} for row in rows]
+        names = [n for n in (rows or [{}])[0] if any(row.get(n) not in (None, "") for row in rows)]
+        rows = [{name.replace("_", " "): row.get(name) for name in names} for row in rows]
         lines += [f"## {title}", table(rows)] if rows else []
     return "\n\n".join(lines) + "\n"
 
@@ -281,4 +320,4 @@ def label(row: Mapping[str, Any]) -> str:
     """Returns the name of a bar."""
     if "config" in row:
         return f"{row['config'].rpartition('/')[2]}\nbatch {row['batch_size']}"
-    return row.get("method") or f"{row['implementation']}\n{row['shape']}"
+    return row.get("method") or f"{row['implementation']} {row['hides']}\n{row['shape']}"

@@ -84,18 +84,22 @@ def dispatch_layer(method: str, size: DispatchSize, *, dtype: str) -> MoeLayer:
     )
 
 
-def dispatch_output(method: str, size: DispatchSize, *, dtype: str) -> jax.Array:
-    """Returns the output of the layer that `dispatch_row` times; the input is the same for all."""
+def dispatch_output(method: str, size: DispatchSize, *, dtype: str) -> tuple[jax.Array, jax.Array]:
+    """Returns output and gradient of the layer that `dispatch_row` times, for the same input.
+
+    The gradient is of the input, for the output itself as the output's gradient.
+    """
     layer = dispatch_layer(method, size, dtype=dtype)
     x = jax.random.normal(jax.random.key(0), (size.images, size.tokens, size.embed_dim), dtype)
     rngs = {"router": jax.random.key(1)}
 
     @jax.jit
-    def output(x: jax.Array) -> jax.Array:
+    def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         params = layer.init({"params": jax.random.key(2)} | rngs, x, train=True)
-        return layer.apply(params, x, train=True, rngs=rngs).y
+        y, pull = jax.vjp(lambda x: layer.apply(params, x, train=True, rngs=rngs).y, x)
+        return y, *pull(y)
 
-    return output(x)
+    return both(x)
 
 
 def feed_forward_row(

@@ -78,6 +78,8 @@ def describe(name: str, value: Any) -> str:
 # Dense bfloat16 FLOP/s without sparsity, from NVIDIA's data sheets. The keys are parts of
 # `device.device_kind`, whole words of it; the first match counts, so H100 NVL stands before H100.
 GPUS = {
+    "B200": 2250e12,
+    "GH200": 990e12,
     "H200 NVL": 835e12,
     "H200": 989e12,
     "H100 NVL": 835e12,
@@ -88,8 +90,12 @@ GPUS = {
     "L40": 181e12,
     "L4": 121e12,
 }
-TPU_KINDS = {"TPU v2": "v2", "TPU v3": "v3", "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p",
-             "TPU v6 lite": "v6e"}  # fmt: skip
+TPU_KINDS = {
+    **{f"TPU {name}": name for name in ("v2", "v3", "v4", "v5e", "v5p", "v6e")},
+    "TPU v5 lite": "v5e",
+    "TPU v5": "v5p",
+    "TPU v6 lite": "v6e",
+}
 
 
 def peak_flops(device_kind: str) -> float | None:

@@ -45,6 +45,9 @@ ENVIRONMENT = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
 }
+INSTALL = (
+    "pip install -e '.[plan]' (on a TPU's host in another environment, as it is newer than JAX's)"
+)
 _OUT_OF_MEMORY = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM")
 
 
@@ -120,7 +123,7 @@ def tpu_devices(topology: Topology) -> Sequence[jax.Device]:
       BadInputError: libtpu is not installed, or does not know the topology.
     """
     if not importlib.util.find_spec("libtpu"):
-        raise BadInputError("planning needs the TPU compiler: pip install -e '.[plan]'")
+        raise BadInputError(f"planning needs the TPU compiler: {INSTALL}")
     os.environ.update(ENVIRONMENT, TPU_ACCELERATOR_TYPE=topology.accelerator_type)
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     if dump_flags() not in flags:
@@ -168,7 +171,7 @@ def compile_lowered(lowered: Any) -> CompiledStep:
     if not schedules:  # every instruction would be guessed
         raise BadInputError(
             "libtpu wrote no schedules: JAX loaded it before the plan set its flags (call "
-            "tpu_devices first), or it is another version: pip install -e '.[plan]'"
+            f"tpu_devices first), or it is another version: {INSTALL}"
         )
     peak = peak_bytes(compiled.memory_analysis())
     return CompiledStep(hlo, schedules, True, peak, time.perf_counter() - start)
@@ -185,9 +188,7 @@ def final_program(dump: Path) -> str:
     """
     files = list(dump.glob("*.after_codegen.txt"))
     if not files:
-        raise BadInputError(
-            "this libtpu does not write the program that it made: pip install -e '.[plan]'"
-        )
+        raise BadInputError(f"this libtpu does not write the program that it made: {INSTALL}")
     return max(files, key=lambda file: file.stat().st_size).read_text()
 
 

@@ -164,11 +164,11 @@ def scheduled_cycles(
 ) -> float | None:
     """Returns the cycles of one run; None if the schedule, or the trips of its loop, is unknown.
 
-    The two cores of a device, in v4 and v5p, share the trips.
+    The two cores of a device, in v4 and v5p, share the trips; one cannot be halved.
     """
     if schedule is None or (schedule.per_trip and instruction.iterations is None):
         return None
-    trips = (instruction.iterations or 0) * chip.devices / chip.cores
+    trips = math.ceil((instruction.iterations or 0) * chip.devices / chip.cores)
     skipped = sum(
         rows - rows / n for rows, n in zip(schedule.seldom, instruction.bounds, strict=False) if n
     )

@@ -46,7 +46,9 @@ def plan_rows(plan: Mapping[str, Any]) -> str:
         priced += f"{share:.1%} by the compiler's schedules, {1 - share:.1%} by roofline"
         sent = digits(plan["collective_ms"])
         sent += f" ms for {digits(plan['collective_mb'], 0)} MB per device"
-        length = f"{digits(plan['hours'])} hours, {digits(plan['core_days'])} core-days"
+        length = f"{digits(plan['hours'])} hours, {digits(plan['core_days'])} core-days, "
+        least, most = (plan["core_days"] * ms / plan["step_ms"] for ms in (low, high))
+        length += f"{digits(least)} to {digits(most)} with the step's range"
         rows += [
             ("step", f"{digits(plan['step_ms'])} ms; {priced}"),
             ("collectives, in addition", sent),
