@@ -12,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.data.blocks import example_spec, read_example
+from widenet_jax.data.contents import contents_sha256, same_examples
 from widenet_jax.data.contract import (
     OF_THE_RUN,
     Data,
@@ -188,9 +189,7 @@ def open_data(
         evaluation = with_classes_of(train, evaluation, data)
     check_windows(train, evaluation, data)
     info = common_info(train, evaluation, data)
-    if hashed:  # imported where it is asked for
-        from widenet_jax.data.contents import contents_sha256
-
+    if hashed:
         info["content_sha256"] = contents_sha256(train) + contents_sha256(evaluation)
     train_transform, eval_transform = build_transforms(config, train.info)
     example = example_spec(evaluation, eval_transform, on_bad_example=config.data.on_bad_example)
@@ -403,15 +402,19 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
 def common(one: tuple[str, Source], other: tuple[str, Source]) -> int:
     """Returns how many examples of the other (name, source) are in the first.
 
-    By their `contents`, hashes of what they hold; of sources without these by name and slice.
+    By their `contents`, numbers of what they hold, or by name and slice; else all or none, by a
+    sample of both.
     """
-    if all(hasattr(source, "contents") for _, source in (one, other)):
-        return int(np.isin(other[1].contents, one[1].contents).sum())
+    if all(hasattr(source, "contents") for _, source in (one, other)) and (
+        count := int(np.isin(other[1].contents, one[1].contents).sum())
+    ):
+        return count
     names = [{parse_slice(part)[0] for part in parts_of(name)} for name, _ in (one, other)]
-    if names[0].isdisjoint(names[1]) or isinstance(one[1], Stream):
-        return 0
-    known, places = (set(map(s.describe, range(len(s)))) for _, s in (one, other))
-    return len(known & places)
+    if names[0] & names[1] and not isinstance(one[1], Stream):
+        known, places = (set(map(s.describe, range(len(s)))) for _, s in (one, other))
+        if known & places:
+            return len(known & places)
+    return len(other[1]) if same_examples(one[1], other[1]) else 0
 
 
 def examples_an_epoch(train: Source, config: Any) -> int:
