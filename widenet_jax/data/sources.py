@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.data.blocks import example_spec, read_example
+from widenet_jax.data.blocks import SMALL_SPLIT, example_spec, read_example
 from widenet_jax.data.contents import contents_sha256, same_examples
 from widenet_jax.data.contract import (
     OF_THE_RUN,
@@ -318,7 +318,8 @@ def with_classes_of(
             advice = source.split_advice and f"; {source.split_advice}"
             raise BadInputError(f"split {split} has no image{advice}")
     unknown = tuple(name for name in theirs if name not in index)
-    if lacking := train.missing or unknown:
+    known = train.record_labels is not None
+    if lacking := (missing_classes(train) if known else ()) or unknown:
         count = f"{len(lacking)} of {len({*names, *theirs})} classes ({names_text(lacking)})"
         advice = "copy their images again, or remove these classes from every split"
         raise BadInputError(
@@ -368,6 +369,16 @@ def class_counts(source: Source) -> tuple[int, ...]:
     return tuple(np.bincount(labels, minlength=classes).tolist())
 
 
+def missing_classes(source: Source) -> tuple[str, ...]:
+    """Returns the classes without an example; () where only reading a large source would tell."""
+    names = source.info.get("class_names", ())
+    known = getattr(source, "record_labels", None) is not None or len(source) <= SMALL_SPLIT
+    counts = class_counts(source) if names and known else ()
+    if not any(counts):  # labels of another kind
+        return ()
+    return tuple(name for name, count in zip(names, counts, strict=True) if not count)
+
+
 def largest_share(source: Source) -> float | None:
     """Returns the share of the most frequent class; None of a source that does not know labels."""
     labels = getattr(source, "record_labels", None)
@@ -389,10 +400,10 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
         if isinstance(source, LabelledImages):
             text += f", {len(source.class_names):,} classes" if not lines else ""
             left_out.update(source.left_out)
-            advice = advice or (source.split_advice if source.missing else "")
+            advice = advice or (source.split_advice if missing_classes(source) else "")
         if lines and (count := common(splits[0], (name, source))):
             text += f", {count:,} of them in {splits[0][0]} too"
-        if missing := getattr(source, "missing", ()):
+        if missing := missing_classes(source):
             text += f", none of {names_text(missing)}"
         lines.append(text)
     lines += [left_out_text(left_out) if left_out else "", advice]

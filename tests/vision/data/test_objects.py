@@ -8,6 +8,7 @@ from PIL import Image
 from small_runs import small_config
 
 from widenet_jax.config.fields import override
+from widenet_jax.data import sources
 from widenet_jax.data.sources import build_source, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.objects import splits_of
@@ -139,6 +140,17 @@ def test_a_class_without_a_training_example_is_refused():
     words = r"no image of 1 of 3 classes \(0\); name the classes by an attribute data.classes, or"
     with pytest.raises(BadInputError, match=words):
         open_data(SOURCE, splits=([(GREY, 1), (GREY, 2)], [(GREY, 1)]))
+
+
+def test_named_classes_without_an_example_are_told(monkeypatch: pytest.MonkeyPatch):
+    """Where the split is small; a large one is not read for it."""
+    named = type("Named", (list,), {"classes": ("cat", "cow", "dog")})
+    data = open_data(SOURCE, splits=(named([(GREY, "dog"), (GREY, 0)]), [(GREY + 1, "dog")]))
+    splits = (("train", data.train), ("test", data.eval))
+    told = "train: 2 images, 3 classes, none of cow; test: 1 images, none of cat, cow"
+    assert overview(splits, "images") == told
+    monkeypatch.setattr(sources, "SMALL_SPLIT", 0)
+    assert overview(splits, "images") == "train: 2 images, 3 classes; test: 1 images"
 
 
 def test_classes_of_the_evaluation_split_go_by_name():
