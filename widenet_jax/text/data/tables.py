@@ -121,9 +121,7 @@ class Table:
         pairs = encode([row.pair or "" for row in rows]) if paired else [None] * len(rows)
         both = list(zip(encode([row.text for row in rows]), pairs, strict=True))
         joined = [sequences.join(tokenizer, text, pair, T) for text, pair in both]
-        wholes = [len(text) + (2 if pair is None else len(pair) + 3) for text, pair in both]
-        self._max_length, self._cut = T, sum(whole > T for whole in wholes)
-        self._doubts = doubts(rows, names)
+        self._notes = [*doubts(rows, names), sequences.cut_text(both, T)]
         # One array: thousands of small ones are slow to send to worker processes.
         self._ends = np.cumsum([0, *(len(one["tokens"]) for one in joined)])
         self._tokens = np.concatenate([one["tokens"] for one in joined])
@@ -149,11 +147,8 @@ class Table:
 
     @property
     def note(self) -> str:
-        lines = [f"{len(self.class_names):,} classes: {shown(self.class_names)}", *self._doubts]
-        if self._cut:
-            limit = f"config.data.max_length={self._max_length} tokens, and lose their ends"
-            lines.append(f"{self._cut:,} of {len(self):,} texts are longer than {limit}")
-        return "\n".join(lines)
+        classes = f"{len(self.class_names):,} classes: {shown(self.class_names)}"
+        return "\n".join(filter(None, [classes, *self._notes]))
 
     @property
     def problems(self) -> list[str]:
