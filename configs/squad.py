@@ -60,5 +60,5 @@ def get_config(variant: str = "v2") -> ConfigDict:
     )
     config.update(VERSIONS[name])
     if own and own.size:
-        config.data.update(max_length=model["num_positions"], stride=64)
+        config.data.update(max_length=model["num_positions"], stride=48)
     return config

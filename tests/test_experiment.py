@@ -11,7 +11,10 @@ from compiled import draw
 from small_runs import small_config
 
 from widenet_jax.data.contract import ArraySpec, DataInfo
+from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_experiment, train_batch_shapes
+from widenet_jax.nn.moe.routers import ROUTERS
+from widenet_jax.nn.moe.routers.softmax import TopKRouter
 from widenet_jax.run.session import records_of_step
 from widenet_jax.step import forward
 
@@ -97,3 +100,18 @@ def test_the_seed_reaches_parameters_noise_and_order():
             initial.append(run.init.lower().as_text())
     assert programs[0] != programs[1] and initial[0] != initial[1]
     assert records_of_step(runs[0], 0) != records_of_step(runs[1], 0)
+
+
+class Halved(TopKRouter):
+    """A user's router."""
+
+    def __call__(self, x, mask, *, key, train):
+        routing = super().__call__(x, mask, key=key, train=train)
+        return routing.replace(router_probs=routing.router_probs / 2)
+
+
+def test_an_own_router_without_probabilities_starts_no_run(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ROUTERS, "halved", Halved)
+    config = small_config(**{"model.moe.router.name": "halved"})
+    with pytest.raises(BadInputError, match="router halved: router_probs of a token must be a"):
+        build_experiment(config, DATA_INFO, jax.devices()[:1])

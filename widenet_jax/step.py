@@ -32,7 +32,7 @@ class TrainState:
       params: float32.
       opt_state: as optax gives it.
       skipped_updates: int32, steps whose loss or gradient was not finite and which updated nothing.
-      bad_examples: int32, training examples that could not be read and were replaced.
+      bad_examples: int32, how often training drew an example that could not be read.
       carry: arrays [B, ...] that pass from step to step beside the parameters, such as a memory of
         hidden states; see `task.Task.carry_spec`. Empty for most tasks.
     """

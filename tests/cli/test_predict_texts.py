@@ -147,6 +147,19 @@ def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypa
         found("new.txt", model="pairs")
 
 
+def test_texts_that_are_cut_are_counted(folder: Path, filler: Path, capsys, tmp_path: Path):
+    """Once a call, on stderr: of 16 tokens 13 are left to a pair, and 14 to a text with a mask."""
+    both = tmp_path / "both.csv"
+    both.write_text(f"text,pair\n{'day ' * 9},{'day ' * 4}\n{'day ' * 9},{'day ' * 5}\nday,day\n")
+    flags = ["--text_column=text", "--pair_column=pair"]
+    assert predict.main([f"--workdir={pairs(folder)}", str(both), *flags]) == 0
+    line = "texts are longer than config.data.max_length=16 tokens, and lose their ends\n"
+    assert capsys.readouterr().err == f"1 of 3 {line}"
+    fills = [f"--fill=[MASK] {'day ' * n}" for n in (13, 14, 15)]
+    assert predict.main([f"--workdir={filler}", *fills]) == 0
+    assert capsys.readouterr().err == f"2 of 3 {line}"
+
+
 def test_classes_in_a_file(tmp_path: Path):
     tops = [{"class": "no", "probability": 0.75}], [{"class": "yes", "probability": 2 / 3}]
     rows = [

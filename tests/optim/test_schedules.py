@@ -52,3 +52,15 @@ def test_an_own_decay_that_returns_an_array_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setitem(DECAYS, "own", lambda t: jnp.stack([t, t]))
     with pytest.raises(BadInputError, match=r"schedule=own: its function returns an array \[2\]"):
         rates("own", [0])
+
+
+@pytest.mark.parametrize("decay", [lambda t: 0.5 - t, jnp.log, lambda t: 1 / (1 - t)])
+def test_an_own_decay_below_zero_is_refused(decay, monkeypatch: pytest.MonkeyPatch):
+    """Updates would climb; a 0 that is rounded below 0 is one."""
+    monkeypatch.setitem(DECAYS, "own", decay)
+    with pytest.raises(
+        BadInputError, match=r"schedule=own: its function returns (-0.1|-?inf) for a t"
+    ):
+        rates("own", [0])
+    monkeypatch.setitem(DECAYS, "own", lambda t: jnp.cos(jnp.pi / 2 * t))
+    assert rates("own", [12])[0] == pytest.approx(0.2)

@@ -28,11 +28,21 @@ def contents_sha256(source: Source) -> str:
     sha = hashlib.sha256("\0".join(lines).encode(errors="surrogateescape"))
     if (labels := getattr(source, "record_labels", None)) is not None:
         sha.update(_bytes(labels))
-    records = np.random.default_rng(0).permutation(len(source))[:SAMPLE]
     with ThreadPoolExecutor(THREADS) as pool:
-        for digest in pool.map(partial(_example_sha256, source), records.tolist()):
+        for digest in pool.map(partial(_example_sha256, source), _sampled(source)):
             sha.update(digest)
     return sha.hexdigest()
+
+
+def same_examples(one: Source, other: Source) -> bool:
+    """Returns whether two splits are as long, and alike in the sample of `contents_sha256`."""
+    return len(one) == len(other) and all(
+        _example_sha256(one, record) == _example_sha256(other, record) for record in _sampled(one)
+    )
+
+
+def _sampled(source: Source) -> list[int]:
+    return np.random.default_rng(0).permutation(len(source))[:SAMPLE].tolist()
 
 
 def _example_sha256(source: Source, record: int) -> bytes:

@@ -28,7 +28,7 @@ class LabelledImages:
       class_names: the name of each label: label k is class_names[k].
       record_labels: the label of each record, int32 [n]; None where only reading would tell.
       left_out: how many files of the split are not read, by suffix.
-      split_advice: how the split gets images of the `missing` classes; "" where it is unknown.
+      split_advice: how the split gets images of classes without any; "" where it is unknown.
       part_of: which part of a larger set these images are, and the field that gives all of them;
         "" for a whole set.
       part_of_each_class: whether a slice has the same share of each class.
@@ -44,14 +44,6 @@ class LabelledImages:
     @property
     def info(self) -> dict[str, Any]:
         return {"class_names": list(self.class_names)}
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The classes without an image in the split, where `record_labels` tells."""
-        if self.record_labels is None:
-            return ()
-        present = set(self.record_labels.tolist())
-        return tuple(name for label, name in enumerate(self.class_names) if label not in present)
 
     def checked(self, label: int) -> int:
         """Returns a record's label; raises ValueError where it is that of no class."""

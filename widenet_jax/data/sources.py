@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.data.blocks import example_spec, read_example
+from widenet_jax.data.blocks import SMALL_SPLIT, example_spec, read_example
+from widenet_jax.data.contents import contents_sha256, same_examples
 from widenet_jax.data.contract import (
     OF_THE_RUN,
     Data,
@@ -188,9 +189,7 @@ def open_data(
         evaluation = with_classes_of(train, evaluation, data)
     check_windows(train, evaluation, data)
     info = common_info(train, evaluation, data)
-    if hashed:  # imported where it is asked for
-        from widenet_jax.data.contents import contents_sha256
-
+    if hashed:
         info["content_sha256"] = contents_sha256(train) + contents_sha256(evaluation)
     train_transform, eval_transform = build_transforms(config, train.info)
     example = example_spec(evaluation, eval_transform, on_bad_example=config.data.on_bad_example)
@@ -319,7 +318,8 @@ def with_classes_of(
             advice = source.split_advice and f"; {source.split_advice}"
             raise BadInputError(f"split {split} has no image{advice}")
     unknown = tuple(name for name in theirs if name not in index)
-    if lacking := train.missing or unknown:
+    known = train.record_labels is not None
+    if lacking := (missing_classes(train) if known else ()) or unknown:
         count = f"{len(lacking)} of {len({*names, *theirs})} classes ({names_text(lacking)})"
         advice = "copy their images again, or remove these classes from every split"
         raise BadInputError(
@@ -369,6 +369,16 @@ def class_counts(source: Source) -> tuple[int, ...]:
     return tuple(np.bincount(labels, minlength=classes).tolist())
 
 
+def missing_classes(source: Source) -> tuple[str, ...]:
+    """Returns the classes without an example; () where only reading a large source would tell."""
+    names = source.info.get("class_names", ())
+    known = getattr(source, "record_labels", None) is not None or len(source) <= SMALL_SPLIT
+    counts = class_counts(source) if names and known else ()
+    if not any(counts):  # labels of another kind
+        return ()
+    return tuple(name for name, count in zip(names, counts, strict=True) if not count)
+
+
 def largest_share(source: Source) -> float | None:
     """Returns the share of the most frequent class; None of a source that does not know labels."""
     labels = getattr(source, "record_labels", None)
@@ -390,10 +400,10 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
         if isinstance(source, LabelledImages):
             text += f", {len(source.class_names):,} classes" if not lines else ""
             left_out.update(source.left_out)
-            advice = advice or (source.split_advice if source.missing else "")
+            advice = advice or (source.split_advice if missing_classes(source) else "")
         if lines and (count := common(splits[0], (name, source))):
             text += f", {count:,} of them in {splits[0][0]} too"
-        if missing := getattr(source, "missing", ()):
+        if missing := missing_classes(source):
             text += f", none of {names_text(missing)}"
         lines.append(text)
     lines += [left_out_text(left_out) if left_out else "", advice]
@@ -403,15 +413,19 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
 def common(one: tuple[str, Source], other: tuple[str, Source]) -> int:
     """Returns how many examples of the other (name, source) are in the first.
 
-    By their `contents`, hashes of what they hold; of sources without these by name and slice.
+    By their `contents`, numbers of what they hold, or by name and slice; else all or none, by a
+    sample of both.
     """
-    if all(hasattr(source, "contents") for _, source in (one, other)):
-        return int(np.isin(other[1].contents, one[1].contents).sum())
+    if all(hasattr(source, "contents") for _, source in (one, other)) and (
+        count := int(np.isin(other[1].contents, one[1].contents).sum())
+    ):
+        return count
     names = [{parse_slice(part)[0] for part in parts_of(name)} for name, _ in (one, other)]
-    if names[0].isdisjoint(names[1]) or isinstance(one[1], Stream):
-        return 0
-    known, places = (set(map(s.describe, range(len(s)))) for _, s in (one, other))
-    return len(known & places)
+    if names[0] & names[1] and not isinstance(one[1], Stream):
+        known, places = (set(map(s.describe, range(len(s)))) for _, s in (one, other))
+        if known & places:
+            return len(known & places)
+    return len(other[1]) if same_examples(one[1], other[1]) else 0
 
 
 def examples_an_epoch(train: Source, config: Any) -> int:

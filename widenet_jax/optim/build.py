@@ -303,6 +303,14 @@ def build_schedule(
             f"{WHERE}.schedule={name}: its function returns an array {list(found)} of one t; "
             "return one number"
         )
+    if decay.__module__ != __name__:
+        shares = jnp.array([decay(t) for t in jnp.linspace(0.0, 1.0, 11)])
+        wrong = ~(jnp.isfinite(shares) & (shares > -1e-6))  # -4e-8 is a rounded 0
+        if wrong.any():
+            raise BadInputError(
+                f"{WHERE}.schedule={name}: its function returns {shares[wrong][0]:.3g} for a t in "
+                "[0, 1]; return the share that is left, 0 or more"
+            )
     return schedule
 
 

@@ -174,7 +174,7 @@ class Session:
         config, num_examples = self.experiment.config, self.experiment.data_info.num_examples
         bad, seen = int(values["bad_examples"]), step * config.batch_size
         limit = config.data.max_bad_fraction
-        what = f"training {self.experiment.task.unit}"
+        what = f"training {self.experiment.task.unit} drawn so far"
         check_bad(bad, seen, num_examples=num_examples, limit=limit, what=what)
 
     def record_evaluation(self, state: TrainState, step: int, metrics: Mapping[str, Any]) -> None:

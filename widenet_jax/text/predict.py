@@ -16,8 +16,9 @@ from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.data.sources import build_transforms
 from widenet_jax.errors import BadArgumentError, BadInputError
 from widenet_jax.files import is_text
+from widenet_jax.run.stopping import say
 from widenet_jax.text.data.files import LINES, READERS, suffix_of
-from widenet_jax.text.data.sequences import join, sequence_row
+from widenet_jax.text.data.sequences import cut_text, join, sequence_row
 from widenet_jax.text.data.squad import Question, Squad
 from widenet_jax.text.data.tables import read_texts
 from widenet_jax.text.span import ranked_spans
@@ -200,14 +201,23 @@ def predict_classes(options: Namespace, trained: Trained) -> Predictions:
     examples = (
         file_rows(options, trained, unreadable) if options.files else text_rows(options, trained)
     )
-    classify, found = classifier(trained), []
+    classify, encode = classifier(trained), trained.tokenizer.encode
+    found, ids = [], []
     while some := list(itertools.islice(examples, AT_ONCE)):
         for (row, _), probs in zip(some, classify([arrays for _, arrays in some]), strict=True):
             top = best(probs, trained, options.top)
             place = ["{file} row {row}".format(**row)] if "file" in row else []
             texts = [row[name] for name in ("text", "pair") if name in row]
+            ids.append([*map(encode, texts)])
             found.append((row | {"top": top}, [*place, *texts, *shares(top, "class")]))
+    say_cut(ids, trained)
     return Predictions("texts", found, {}, "", (), unreadable)
+
+
+def say_cut(ids: Sequence[Sequence[np.ndarray]], trained: Trained) -> None:
+    """Says how many texts, of these ids, were longer than the model reads."""
+    if line := cut_text(ids, trained.config.data.max_length):
+        say(line)
 
 
 def text_rows(options: Namespace, trained: Trained) -> Iterator[Example]:
@@ -270,7 +280,7 @@ def predict_answer(options: Namespace, trained: Trained) -> Predictions:
 
 def predict_words(options: Namespace, trained: Trained) -> Predictions:
     """Fills the masks of each --fill."""
-    found = []
+    found, tokenizer = [], trained.tokenizer
     for text in options.fill:
         masks = fill_masks(trained, text, options.top)
         lines = [text]
@@ -278,4 +288,5 @@ def predict_words(options: Namespace, trained: Trained) -> Predictions:
             lines += [f" [MASK] {number + 1}"] if len(masks) > 1 else []
             lines += shares(top, "word")
         found.append(({"text": text, "masks": masks}, lines))
+    say_cut([[masked_ids(tokenizer, text)] for text in options.fill], trained)
     return Predictions("fills", found)

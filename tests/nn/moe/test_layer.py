@@ -310,6 +310,8 @@ class Even(nn.Module):
         ),
         (("expert_index", jnp.ones((1, 4, 2))), "expert_index is float32; must be int32"),
         (("gate", None), "returns NoneType; return a Routing"),
+        (("router_probs", jnp.ones((1, 4, 3), int)), "router_probs is int32; must be float32"),
+        (("gate", jnp.ones((1, 4, 2), bool)), "gate is bool; must be float32"),
     ],
 )
 def test_a_router_of_the_users_is_checked(wrong, words, monkeypatch: pytest.MonkeyPatch):
@@ -317,6 +319,32 @@ def test_a_router_of_the_users_is_checked(wrong, words, monkeypatch: pytest.Monk
     model = layer(3, 2, router={"name": "even", "wrong": (wrong,)})
     with pytest.raises(BadInputError, match=f"router even:? {words}"):
         init(model, jnp.ones((2, 2, D)))
+
+
+class Scores(Even):
+    """Its router_probs are `scale` thirds, in training with `noise`."""
+
+    scale: float = 1.0
+    noise: float = 0.0
+
+    @nn.compact
+    def __call__(self, x, mask, *, key, train):
+        self.param("kernel", nn.initializers.zeros, (x.shape[-1], 3))
+        routing = super().__call__(x, mask, key=key, train=train)
+        scale = self.scale + (self.noise if train else 0.0)
+        return routing.replace(router_probs=scale * routing.router_probs)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"scale": -1.0}, {"scale": 1.1}, {"scale": float("nan")}, {"noise": 0.1}]
+)
+def test_probabilities_of_an_own_router_are_tried(fields, monkeypatch: pytest.MonkeyPatch):
+    """In evaluation and, with noise, in training."""
+    monkeypatch.setitem(ROUTERS, "scores", Scores)
+    words = "router scores: router_probs of a token must be a distribution over the experts"
+    with pytest.raises(BadInputError, match=words):
+        layer(3, 2, router={"name": "scores", **fields}).try_router(D)
+    layer(3, 2, router={"name": "scores"}).try_router(D)
 
 
 class WithoutSelected(nn.Module):

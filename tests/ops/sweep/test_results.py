@@ -121,6 +121,22 @@ def test_the_best_setting_has_the_best_mean_over_seeds(directory):
     assert Results(outcomes[:2], directory).chosen_on_test() == ""  # two seeds of one setting
 
 
+def test_settings_that_tie_are_named(directory):
+    """By their means over seeds, and without seeds by their trials."""
+    outcomes = outcomes_of("configs/digits.py", "accuracy", directory, (0.5, 0.75, 0.75, 0.5))
+    results = Results(outcomes, directory)
+    assert results.best()["ties"] == ["model.mlp_dim=2"]
+    assert "\n\nexactly as good: model.mlp_dim=2" in results.report()
+    for scores, ties in (((0.5, 0.9, 0.9), ["model.mlp_dim=2"]), ((0.9, 0.5, 0.7), [])):
+        for outcome, score in zip(outcomes, scores, strict=False):
+            outcome.result["test_accuracy"] = score
+        alone = [outcomes[1], outcomes[2]]
+        for outcome in alone:
+            outcome.trial.settings.pop("seed", None)
+        found = Results(alone, directory)
+        assert found.best()["ties"] == ties and ("exactly" in found.report()) == bool(ties)
+
+
 def test_the_report_names_the_failed_and_what_is_left(outcomes, directory):
     place = f"tables and pictures  {directory.path}"
     text = Results(outcomes, directory).report()

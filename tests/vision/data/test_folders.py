@@ -15,7 +15,14 @@ from messy_photos import as_pillow_reads, left_out, readable, unreadable, write_
 from ml_collections import ConfigDict
 
 from widenet_jax.data import records
-from widenet_jax.data.sources import build_source, class_counts, largest_share, open_data, overview
+from widenet_jax.data.sources import (
+    build_source,
+    class_counts,
+    largest_share,
+    missing_classes,
+    open_data,
+    overview,
+)
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data import files
 from widenet_jax.vision.data.folders import Holdout
@@ -132,7 +139,7 @@ def test_a_class_may_be_missing_in_evaluation_and_is_named(folder):
         "6 files left out (.txt 3, hidden 3)"
     )
     shutil.rmtree(folder / "val" / "ant")  # the same without the folder
-    assert open_data(config_of(folder)).eval.missing == ("ant",)
+    assert missing_classes(open_data(config_of(folder)).eval) == ("ant",)
 
 
 def test_a_class_without_training_images_is_refused(folder):
@@ -158,7 +165,7 @@ def test_a_slice_of_a_folder_takes_its_share_of_every_class(folder):
     half = build_source({"source": "image_folder", "path": str(folder)}, "train[50%:]")
     names = [half.describe(i).split("/")[-1] for i in range(2)]
     assert names == ["b.JPEG", "b.JPEG"]
-    assert [half[i]["label"] for i in range(2)] == [0, 1] and half.missing == ()
+    assert [half[i]["label"] for i in range(2)] == [0, 1] and missing_classes(half) == ()
 
 
 # --- A folder without splits ----------------------------------------------------------------------
@@ -220,7 +227,11 @@ def test_a_slice_of_a_divided_folder_is_a_part_of_that_split(flat):
     data = config_of(flat, eval_fraction=0.1, **sliced).data
     train, held_out = (build_source(data, split) for split in sliced.values())
     found = {train.describe(i) for i in range(len(train))}
-    assert found < whole[0] and abs(2 * len(found) - len(whole[0])) <= 2 and train.missing == ()
+    assert (
+        found < whole[0]
+        and abs(2 * len(found) - len(whole[0])) <= 2
+        and missing_classes(train) == ()
+    )
     assert {held_out.describe(i) for i in range(len(held_out))} == whole[1]
     twice = {"train_split": "train[:90%]", "eval_split": "train[90%:]"}
     data = config_of(flat, eval_fraction=0.1, **twice).data

@@ -8,7 +8,8 @@ from PIL import Image
 from small_runs import small_config
 
 from widenet_jax.config.fields import override
-from widenet_jax.data.sources import build_source, open_data
+from widenet_jax.data import sources
+from widenet_jax.data.sources import build_source, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.objects import splits_of
 
@@ -141,6 +142,17 @@ def test_a_class_without_a_training_example_is_refused():
         open_data(SOURCE, splits=([(GREY, 1), (GREY, 2)], [(GREY, 1)]))
 
 
+def test_named_classes_without_an_example_are_told(monkeypatch: pytest.MonkeyPatch):
+    """Where the split is small; a large one is not read for it."""
+    named = type("Named", (list,), {"classes": ("cat", "cow", "dog")})
+    data = open_data(SOURCE, splits=(named([(GREY, "dog"), (GREY, 0)]), [(GREY + 1, "dog")]))
+    splits = (("train", data.train), ("test", data.eval))
+    told = "train: 2 images, 3 classes, none of cow; test: 1 images, none of cat, cow"
+    assert overview(splits, "images") == told
+    monkeypatch.setattr(sources, "SMALL_SPLIT", 0)
+    assert overview(splits, "images") == "train: 2 images, 3 classes; test: 1 images"
+
+
 def test_classes_of_the_evaluation_split_go_by_name():
     """In another order, and with one less; one more is refused."""
 
@@ -167,6 +179,35 @@ def test_a_run_knows_its_examples_by_length_classes_and_content():
     many = [(GREY, 1)] * 2000 + one
     for k in range(0, 2000, 500):  # one other label; 64 examples are read
         assert info([*many[:k], (GREY, 0), *many[k + 1 :]], two) != info(many, two)
+
+
+def test_examples_in_both_splits_are_counted():
+    """The same object, the same examples anew, and a part of a list; texts have hashes."""
+
+    class Anew:
+        def __init__(self, count: int):
+            self.count = count
+
+        def __len__(self):
+            return self.count
+
+        def __getitem__(self, index: int):
+            return GREY + index, index % 2
+
+    def line(train, evaluation) -> str:
+        data = open_data(SOURCE, splits=(train, evaluation))
+        return overview((("train", data.train), ("test", data.eval)), "images")
+
+    pairs = [(GREY + k, k % 2) for k in range(9)]
+    for train, evaluation, count in (
+        (pairs, pairs, 9),
+        (pairs, pairs[2:5], 3),
+        (pairs, [(image.copy(), label) for image, label in pairs], 9),
+        (Anew(80), Anew(80), 80),
+    ):
+        assert line(train, evaluation).endswith(f"images, {count} of them in train too")
+    for evaluation in (Anew(79), [(image + 100, label) for image, label in pairs]):
+        assert "too" not in line(Anew(9), evaluation)
 
 
 def test_without_the_objects_other_data_must_be_named():

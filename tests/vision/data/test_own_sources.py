@@ -1,5 +1,7 @@
 """A user's own source of labelled images: each mistake is one line that says where it is."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from small_runs import small_config
@@ -9,10 +11,12 @@ from widenet_jax.data.contract import OF_THE_RUN
 from widenet_jax.data.labelled import LabelledImages, relabelled
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadExampleError, BadInputError
-from widenet_jax.specs import SourceSpec
+from widenet_jax.specs import TASKS, SourceSpec
 from widenet_jax.vision.spec import CLASSIFICATION
 
 IMAGE = np.arange(64, dtype=np.uint8).reshape(8, 8)
+CIRCULAR: list = []
+CIRCULAR.append(CIRCULAR)
 GOOD = {"image": IMAGE[..., None], "label": 1}
 
 
@@ -113,11 +117,19 @@ def test_a_slice_of_own_images_keeps_wrong_labels_wrong():
         ({"info": {"class_names": "ab"}}, "must be a list of names"),
         ({"info": {"class_names": ["a", "a"]}}, r"class 1 \('a'\) has the name of class 0"),
         ({"length": 2.0}, "its __len__ must return a count: 'float' object"),
+        ({"length": -1}, "its __len__ must return a count: .* should return >= 0"),
+        ({"info": {"class_names": ["a", "b"], "more": CIRCULAR}}, "as JSON holds it: Circular"),
     ],
 )
 def test_what_a_source_says_of_itself(own, words, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(BadInputError, match=f"^split train: .*{words}"):
         opened(Own(**own), monkeypatch)
+
+
+def test_a_task_that_needs_no_facts_needs_a_dict(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(TASKS, "classification", dataclasses.replace(CLASSIFICATION, info=()))
+    with pytest.raises(BadInputError, match=r"its info must be a dict with what .* or \{\}$"):
+        opened(Own(info=["a", "b"]), monkeypatch)
 
 
 @pytest.mark.parametrize("key", [*sorted(OF_THE_RUN), "result", "environment"])

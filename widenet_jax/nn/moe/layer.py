@@ -9,6 +9,7 @@ statistics report how they were used; all of these read choices as the masks of 
 import dataclasses
 import inspect
 from collections.abc import Mapping
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -47,7 +48,6 @@ from widenet_jax.specs import resolve
 from widenet_jax.typing import Array, Aux, FfnOutput, Routing
 
 SECTION = "config.model.moe"
-PACKAGE = "widenet_jax."  # whose own routers' errors are no mistakes of a user
 
 
 class MoeLayer(nn.Module):
@@ -180,16 +180,7 @@ class MoeLayer(nn.Module):
         # The key is drawn in this layer's scope, whatever the router draws from it.
         key = self.make_rng("router") if train and self.has_rng("router") else None
         # In float32, whatever `dtype`: rounding would move tokens between experts.
-        try:
-            routing = router(x.astype(jnp.float32), mask, key=key, train=train)
-        except Exception as error:
-            if isinstance(error, BadInputError) or type(router).__module__.startswith(PACKAGE):
-                raise
-            file = inspect.getsourcefile(inspect.unwrap(type(router).__call__)) or ""
-            raise BadInputError(
-                f"router {self.router['name']} fails: {place_of(error, file)}"
-            ) from error
-        self.check_routing(routing, mask.shape)
+        routing = self.called(router, x.astype(jnp.float32), mask, key=key, train=train)
         if not self.mixes:
             chosen = distinct(routing.expert_index, self.num_experts)
             routing = routing.replace(expert_index=chosen)
@@ -210,6 +201,40 @@ class MoeLayer(nn.Module):
         sums = routing_statistics(routing, mask, capacity) | lost
         return routing, {"loss": loss, "losses": losses, "sums": sums}
 
+    def called(self, router: nn.Module, x: Array, mask: Array, **how: object) -> Routing:
+        """Calls a router, perhaps a user's own; raises BadInputError where it is none."""
+        try:
+            routing = router(x, mask, **how)
+        except Exception as error:
+            if isinstance(error, BadInputError) or self.router_is_ours:
+                raise
+            file = inspect.getsourcefile(inspect.unwrap(type(router).__call__)) or ""
+            raise BadInputError(
+                f"router {self.router['name']} fails: {place_of(error, file)}"
+            ) from error
+        self.check_routing(routing, mask.shape)
+        return routing
+
+    def try_router(self, embed_dim: int) -> None:
+        """Raises BadInputError where a user's router, run on random tokens, gives no probabilities.
+
+        A run, which only traces its router, cannot see their values.
+        """
+        if self.router_is_ours:
+            return
+        x, mask = jax.random.normal(jax.random.key(0), (1, 16, embed_dim)), jnp.ones((1, 16), bool)
+        for key in (None, jax.random.key(1)):
+            run = partial(self.called, x=x, mask=mask, key=key, train=key is not None)
+            router = self.build_router(parent=None, name=None)
+            probs = nn.init_with_output(run, router)(jax.random.key(0))[0].router_probs
+            sums = probs.sum(axis=-1)
+            if not (jnp.all(probs >= 0) and jnp.allclose(sums, 1, atol=1e-3)):
+                raise BadInputError(
+                    f"router {self.router['name']}: router_probs of a token must be a distribution "
+                    f"over the experts, such as a softmax; the least is {probs.min():.3g}, the sum "
+                    f"{sums.min():.3g} to {sums.max():.3g}"
+                )
+
     def check_routing(self, routing: object, groups: tuple[int, int]) -> None:
         """Raises BadInputError where a router, perhaps a user's own, returns other arrays."""
         where = f"router {self.router['name']}"
@@ -225,10 +250,10 @@ class MoeLayer(nn.Module):
                     f"{where}: {name} is {list(jnp.shape(array))}; must be [G, S, {last}], here "
                     f"{list(shape)}"
                 )
-        if not jnp.issubdtype(routing.expert_index.dtype, jnp.integer):
-            raise BadInputError(
-                f"{where}: expert_index is {routing.expert_index.dtype}; must be int32"
-            )
+            kind = jnp.integer if name == "expert_index" else jnp.floating
+            if not jnp.issubdtype(array.dtype, kind):
+                must = "int32" if kind is jnp.integer else "float32"
+                raise BadInputError(f"{where}: {name} is {array.dtype}; must be {must}")
 
     def forward_flops(self, B: int, T: int, D: int) -> int:
         """Returns the FLOPs of a token's K and shared experts, without router and dispatch."""
@@ -268,6 +293,11 @@ class MoeLayer(nn.Module):
         """Returns the class of the router; raises BadInputError at an unknown name."""
         kind = self.router.get("name", "")
         return resolve(choose(ROUTERS, kind, field=f"{SECTION}.router.name"))
+
+    @property
+    def router_is_ours(self) -> bool:
+        """Whether the router is one of this package, whose errors are no mistakes of a user."""
+        return self.router_class().__module__.startswith("widenet_jax.")
 
     @property
     def mixes(self) -> bool:

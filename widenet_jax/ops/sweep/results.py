@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from widenet_jax.data.labelled import names_text
 from widenet_jax.files import write_text
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status
@@ -139,19 +140,26 @@ class Results:
         """Returns the best setting of the trials that are done; None where none is.
 
         Where seeds are swept, "setting" is best by its "mean" over so many "seeds". "trial", its
-        metric and "command" are the best trial's of that setting.
+        metric and "command" are the best trial's of that setting; "ties" are the other settings
+        that are exactly as good.
         """
         if not self.done:
             return None
-        row, setting = self.done[0], {}
-        if means := self.over_seeds():
+        row, setting, means = self.done[0], {}, self.over_seeds()
+        first, *others = [one["mean"] for one in means] or [one[self.metric] for one in self.done]
+        equal = (means or self.done)[1 : 1 + others.count(first)]
+        if means:
             fields = {name: means[0][name] for name in self.fields if name != SEED}
             setting = {"setting": fields} | {name: means[0][name] for name in ("seeds", "mean")}
             row = next(one for one in self.done if all(one.get(k) == v for k, v in fields.items()))
         trial = next(one.trial for one in self.outcomes if one.trial.name == row["trial"])
         command = ["python", "-m", "widenet_jax.main", *trial.arguments(row["workdir"])]
         found = {"trial": trial.name, self.metric: row[self.metric], "command": shlex.join(command)}
-        return setting | found
+        return setting | found | {"ties": [*map(self.setting_text, equal)]}
+
+    def setting_text(self, row: Mapping[str, Any]) -> str:
+        """Returns the fields of a row but the seed: "optimizer.name=lamb, model.mlp_dim=64"."""
+        return ", ".join(f"{name}={cell(row.get(name))}" for name in self.fields if name != SEED)
 
     def chosen_on_test(self) -> str:
         """Returns a warning where several settings were compared on a test split; "" elsewhere."""
@@ -177,9 +185,8 @@ class Results:
         if found := self.differences():
             rows = [row | {LEVEL: ends(row["interval"]), "": self.verdict(row)} for row in found]
             columns = [name for name in [*found[0], LEVEL] if name not in ("interval", "p")]
-            first = self.outcomes[0].trial.settings
-            fields = (f"{name}={cell(first.get(name))}" for name in self.fields if name != SEED)
-            title = f"differences from {', '.join(fields)}, paired by seed (p: t-test, by Holm for "
+            first = self.setting_text(self.outcomes[0].trial.settings)
+            title = f"differences from {first}, paired by seed (p: t-test, by Holm for "
             higher = self.primary_metric.higher_is_better
             title += (
                 f"all rows; 95%: of each row alone); {'higher' if higher else 'lower'} is better\n"
@@ -200,6 +207,8 @@ class Results:
             if "seeds" in best:
                 score = f"mean over seeds {cell(best['mean'])} ({best['seeds']}), this one {score}"
             parts.append(f"best  {best['trial']}, {score}\n  {best['command']}")
+            if best["ties"]:
+                parts.append(f"exactly as good: {names_text(best['ties'], '; ')}")
         if warning := self.chosen_on_test():
             parts.append(warning)
         return "\n\n".join(parts)

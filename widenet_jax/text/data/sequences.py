@@ -71,6 +71,14 @@ def join(tokenizer: Tokenizer, text: np.ndarray, pair: np.ndarray | None, length
     return {"tokens": np.concatenate(parts).astype(np.int32), "second": sum(map(len, parts[:3]))}
 
 
+def cut_text(ids: Sequence[Sequence[np.ndarray | None]], length: int) -> str:
+    """Returns how many examples of one or two texts `join` cuts to `length` tokens; "" for none."""
+    wholes = [1 + sum(len(text) + 1 for text in texts if text is not None) for texts in ids]
+    cut, limit = sum(whole > length for whole in wholes), f"config.data.max_length={length} tokens"
+    more = f"{cut:,} of {len(ids):,} texts are longer than {limit}, and lose their ends"
+    return more if cut else ""
+
+
 def padded(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
     """Returns int32 [size]: `values`, then `fill`."""
     out = np.full(size, fill, np.int32)

@@ -70,14 +70,23 @@ class Squad:
           questions: to ask instead of the split's, whose files are then not read.
 
         Raises:
-          BadInputError: a file is missing or damaged, or windows would have no room.
+          BadInputError: a file is missing or damaged, or windows would have no room, or, in
+            training, not overlap.
         """
         self._length, longest = data["max_length"], data["max_question_length"]
-        if self._length - longest - SPECIAL_TOKENS < 1:
+        room, stride = self._length - longest - SPECIAL_TOKENS, data["stride"]
+        if room < 1:
             raise BadInputError(
                 f"config.data.max_length={self._length} has no room for a context after "
                 f"questions of config.data.max_question_length={longest} tokens and "
                 f"{SPECIAL_TOKENS} special ones"
+            )
+        if stride >= room and not info:  # a trained model's windows stay as they were
+            raise BadInputError(
+                f"config.data.stride={stride}: windows would not overlap, and cut answers apart: "
+                f"config.data.max_length={self._length} has room for {room} tokens of a context "
+                f"after config.data.max_question_length={longest}; add "
+                f"--config.data.stride={max(1, room // 2)}"
             )
         self._tokenizer = sequences.tokenizer_for(data, info)
         if questions is None:
@@ -93,7 +102,7 @@ class Squad:
         windows = []
         for number, question in enumerate(questions):
             room = self._length - len(self._asked[number]) - SPECIAL_TOKENS
-            for first, count in cut(len(self.context(question).ids), room, data["stride"]):
+            for first, count in cut(len(self.context(question).ids), room, stride):
                 windows.append((number, first, count))
         self.windows = np.array(windows, np.int32)
 

@@ -18,7 +18,7 @@ from etils import epath
 from widenet_jax.corpus.tables import Columns, read_text, shown
 from widenet_jax.data.contract import ArraySpec, Example, Transform
 from widenet_jax.data.labelled import label_of
-from widenet_jax.data.sources import example_at
+from widenet_jax.data.sources import example_at, missing_classes
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 from widenet_jax.files import is_text
 from widenet_jax.text.data import sequences
@@ -69,7 +69,6 @@ class Table:
     Attributes:
       class_names: label k is class_names[k].
       record_labels: the label of each row, int32 [n].
-      missing: names of the classes without a row.
       contents: a hash of each row's texts, int64 [n], the same in all tables of this process.
       info: the class names, the tokenizer, and "pairs": whether rows have two texts.
       note: lines that name the classes, and what may be a mistake.
@@ -108,8 +107,6 @@ class Table:
         self.class_names = tuple(names)
         self._where = [row.where for row in rows]
         self.record_labels = label_numbers(rows, self.class_names, data["label_names"])
-        if split == data["train_split"] and not info.get("class_names"):
-            check_classes(self.missing, names, split)
         self.contents = np.array([hash(row[:2]) for row in rows], np.int64)
         tokenizer = sequences.tokenizer_for(data, info)
         paired = rows[0].pair is not None
@@ -118,13 +115,13 @@ class Table:
             "pairs": paired,
             **sequences.tokenizer_info(tokenizer),
         }
+        if split == data["train_split"] and not info.get("class_names"):
+            check_classes(missing_classes(self), names, split)
         encode, T = partial(sequences.encode_all, tokenizer), data["max_length"]
         pairs = encode([row.pair or "" for row in rows]) if paired else [None] * len(rows)
         both = list(zip(encode([row.text for row in rows]), pairs, strict=True))
         joined = [sequences.join(tokenizer, text, pair, T) for text, pair in both]
-        wholes = [len(text) + (2 if pair is None else len(pair) + 3) for text, pair in both]
-        self._max_length, self._cut = T, sum(whole > T for whole in wholes)
-        self._doubts = doubts(rows, names)
+        self._notes = [*doubts(rows, names), sequences.cut_text(both, T)]
         # One array: thousands of small ones are slow to send to worker processes.
         self._ends = np.cumsum([0, *(len(one["tokens"]) for one in joined)])
         self._tokens = np.concatenate([one["tokens"] for one in joined])
@@ -149,17 +146,9 @@ class Table:
         return self._where[index]
 
     @property
-    def missing(self) -> tuple[str, ...]:
-        present = set(self.record_labels.tolist())
-        return tuple(name for label, name in enumerate(self.class_names) if label not in present)
-
-    @property
     def note(self) -> str:
-        lines = [f"{len(self.class_names):,} classes: {shown(self.class_names)}", *self._doubts]
-        if self._cut:
-            limit = f"config.data.max_length={self._max_length} tokens, and lose their ends"
-            lines.append(f"{self._cut:,} of {len(self):,} texts are longer than {limit}")
-        return "\n".join(lines)
+        classes = f"{len(self.class_names):,} classes: {shown(self.class_names)}"
+        return "\n".join(filter(None, [classes, *self._notes]))
 
     @property
     def problems(self) -> list[str]:

@@ -44,6 +44,8 @@ class Objects(LabelledImages):
         check_class_names(self.class_names, f"{name}.classes")
         self._name, self._examples, self._upright = name, examples, upright
         self._channels = channels
+        if isinstance(examples, list | tuple):  # which keep their examples: see `sources.common`
+            self.contents = np.array([*map(id, examples)], np.int64)
         self._numbers = {name: k for k, name in enumerate(class_names)}
         if by_place and all(isinstance(name, str) for name in class_names):
             self._numbers |= {k: k for k in range(len(class_names))}

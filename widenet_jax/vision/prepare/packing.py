@@ -23,6 +23,7 @@ from widenet_jax.config.parser import Options, show
 from widenet_jax.data import records
 from widenet_jax.data.labelled import check_class_names, left_out_text, names_text
 from widenet_jax.data.records import problem_of
+from widenet_jax.data.sources import missing_classes
 from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
 from widenet_jax.specs import resolve
 from widenet_jax.vision.data import files, folders
@@ -203,7 +204,7 @@ def read_image_folder(options: Options) -> Converted:
     class_names = tuple(sorted({name for source in found.values() for name in source.class_names}))
     notes = []
     for split, source in found.items():
-        present = {*source.class_names} - {*source.missing}
+        present = {*source.class_names} - {*missing_classes(source)}
         if missing := tuple(name for name in class_names if name not in present):
             lacks = f"{split} has no image of {names_text(missing)}"
             if split == holdout.train_split:
