@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from configs import sizes
 from widenet_jax.nn.build import build_model
+from widenet_jax.nn.moe import experts
 from widenet_jax.nn.moe.dispatch import DISPATCHERS, choose_dispatch
 from widenet_jax.nn.moe.experts import ExpertFfn
 from widenet_jax.nn.moe.layer import MoeLayer
@@ -103,6 +104,32 @@ def test_ragged_without_drops_is_dropless():
     apart = loose.clone(examples_per_group=1)
     alone = jnp.concatenate([apply(apart, params, x[i : i + 1], train=True).y for i in range(4)])
     np.testing.assert_allclose(out.y, alone, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_masked_spreads_gates_on_a_tpu_as_elsewhere(monkeypatch: pytest.MonkeyPatch, dtype: str):
+    """By a product with zeros and ones, which a CPU computes exactly."""
+    x = jax.random.normal(jax.random.key(0), (4, 6, 3))
+    fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "examples_per_group": 2}
+    fields |= {"capacity_factor": 1.0, "capacity_factor_eval": 1.0, "capacity_rule": "unlimited"}
+    layer = MoeLayer(**fields, dispatch="masked", dtype=jnp.dtype(dtype))
+    params = init(layer, x, seed=1, train=True)
+
+    def gradients(platform: str) -> tuple:
+        monkeypatch.setattr(experts, "platform", lambda: platform)
+
+        def loss(params: dict, x: jax.Array) -> jax.Array:
+            y = layer.apply({"params": params}, x, train=True).y
+            return (y.astype(jnp.float32) ** 2).sum()
+
+        lowered = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(params, x)
+        return lowered.compile()(params, x), lowered.as_text().count("dot_general")
+
+    (ours, products), (theirs, fewer) = gradients("tpu"), gradients("cpu")
+    assert products == fewer + 2  # the gates, and their gradient
+    tolerance = 1e-5 if dtype == "float32" else 0.02
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max() + 1e-6)
 
 
 def test_padding_rows_of_a_ragged_product_have_no_effect(monkeypatch: pytest.MonkeyPatch):

@@ -12,6 +12,7 @@ from flax.typing import Initializer
 from widenet_jax.nn.dense import KernelAndBias, Words, draw_words, drop, linear
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.mlp import ACTIVATIONS, GATED, activate
+from widenet_jax.sharding import platform
 from widenet_jax.typing import Array
 
 # Random words of the dropout after the hidden and after the output layer; None: no dropout there.
@@ -114,15 +115,18 @@ class ExpertFfn:
             # One layer of width E * F. The transpose is of the small kernel, not of hidden entries.
             kernel = kernel.swapaxes(0, 1).reshape(D, E * F)
             bias = None if bias is None else bias.reshape(E * F)
-            return linear("bsd,df->bsf", x, kernel, bias).reshape(*gate.shape, F)
+            return linear("bsd,df->bsf", x, kernel, bias)
 
-        h = self.hidden(dense, hidden_words)
+        h, by_expert = self.hidden(dense, None), (*gate.shape, F)
+        if hidden_words is not None:
+            h = drop(h.reshape(by_expert), hidden_words, self.dropout).reshape(h.shape)
         if self.output_activation or output_words is not None:
+            h = h.reshape(by_expert)
             # "x" is the experts' axis: under "e" the gradient would be sharded over experts,
             # although the tokens are sharded over all axes of the mesh.
             y = self.output(linear("bsxf,xfd->bsxd", h, self.wo, self.wo_bias), output_words)
             return jnp.einsum("bsxd,bsx->bsd", y, gate.astype(x.dtype))
-        h = scaled(h, gate).reshape(*x.shape[:2], E * F)
+        h = scaled_side_by_side(h, gate)
         y = linear("bsf,fd->bsd", h, self.wo.reshape(E * F, D), None)
         if self.wo_bias is None:
             return y
@@ -143,6 +147,21 @@ class ExpertFfn:
 def scaled(h: Array, gate: Array) -> Array:
     """Returns h [..., F] times gate [...], multiplied in float32, in h's dtype."""
     return (h.astype(jnp.float32) * gate[..., None]).astype(h.dtype)
+
+
+def scaled_side_by_side(h: Array, gate: Array) -> Array:  # [..., E F], [..., E] -> [..., E F]
+    """Returns each expert's F entries times its gate, multiplied in float32, in h's dtype.
+
+    On a TPU the gates are spread by a product with zeros and ones: there [..., E, F] is another
+    layout, and reshaping h to it would copy h, forwards and backwards.
+    """
+    if platform() != "tpu":
+        return scaled(h.reshape(*gate.shape, -1), gate).reshape(h.shape)
+    E = gate.shape[-1]
+    ones = jnp.repeat(jnp.eye(E), h.shape[-1] // E, axis=1)
+    exact = jax.lax.Precision.HIGHEST if h.dtype == jnp.float32 else jax.lax.Precision.HIGH
+    spread = jnp.einsum("...e,ef->...f", gate, ones, precision=exact)
+    return (h.astype(jnp.float32) * spread).astype(h.dtype)
 
 
 class Experts(nn.Module):
