@@ -8,7 +8,7 @@ same data in the same order, so that the differences vary less than the rows.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +59,8 @@ class Found:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the numbers for a file."""
-        return {
-            "label": self.label,
-            "values": list(self.values),
-            "mean": self.mean,
-            "interval": self.interval,
-            "p": self.p,
-            "p_equal": self.p_equal,
-            "verdict": self.verdict,
-        }
+        derived = {"mean": self.mean, "interval": self.interval, "verdict": self.verdict}
+        return asdict(self) | derived
 
 
 def contrasts_of(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]]) -> list[Found]:
