@@ -85,18 +85,6 @@ def test_a_failed_trial_is_exit_code_3(tmp_path: Path, capsys):
     assert "best" not in out
 
 
-@pytest.mark.slow
-def test_two_real_trials(tmp_path: Path):
-    """The parameters are the ones of the same runs alone, see the slow test above."""
-    changes = SMALL | {"duration": "20 steps", "evaluation.every": "10 steps"}
-    flags = [f"--config.{name}={value}" for name, value in (OVERRIDES | changes).items()]
-    assert call(DIGITS, f"--workdir={tmp_path}", *flags, "--sweep=seed=0,1", "--workers=2") == 0
-    rows = rows_of(tmp_path)
-    assert [row["status"] for row in rows] == ["done"] * 2
-    assert len({row["params_sha256"] for row in rows}) == 2
-    assert (tmp_path / "sweep.png").exists() and (tmp_path / "learning_curves.png").exists()
-
-
 @pytest.mark.parametrize(
     "flags", [["--sweep=optimizer.name=nothing"], [*SEARCH, "--config.optimizer.name=nothing"]]
 )
