@@ -1,5 +1,7 @@
 """Helpers that several tests of sources and transforms share."""
 
+import cv2
+import numpy as np
 import pytest
 
 from widenet_jax.data.sources import build_source
@@ -22,6 +24,11 @@ AUGMENT = {
 }
 TRAIN, EVAL = build_transforms(AUGMENT, 8)
 PLAIN = build_transforms({**AUGMENT, "crop": "none", "flip": False, "randaugment_layers": 0}, 8)[0]
+
+
+def png(value: int) -> bytes:
+    """Encodes a 4x5 image of a single grey level; the files of all levels have one size."""
+    return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
 
 
 def refused(data: dict, split: str) -> str:

@@ -89,7 +89,7 @@ def cifar_record(label: int, image: np.ndarray | None = None) -> bytes:
     return bytes([label]) + image.transpose(2, 0, 1).tobytes()
 
 
-def make_cifar(path: Path, files: Mapping[str, bytes] | None = None, mode: str = "w:gz") -> Path:
+def make_cifar(path: Path, files: Mapping[str, bytes] | None = None) -> Path:
     """Writes CIFAR-10's binary archive of one training and one test image, plus `files`."""
     content = {
         "data_batch_1.bin": cifar_record(3),
@@ -98,4 +98,4 @@ def make_cifar(path: Path, files: Mapping[str, bytes] | None = None, mode: str =
         **(files or {}),
     }
     members = {f"cifar-10-batches-bin/{name}": data for name, data in content.items()}
-    return make_tar(path, members, mode)
+    return make_tar(path, members, "w:gz")

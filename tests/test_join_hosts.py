@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from refusals import refused
 from small_runs import ROOT, finish, free_port, start
 
 from widenet_jax.main import main
@@ -31,9 +32,8 @@ def test_wrong_details(
 ):
     monkeypatch.chdir(ROOT)
     details = [f"--coordinator={coordinator}", f"--num_processes={num_processes}"]
-    assert main(["main", *RUN, *details, f"--process_id={process_id}"]) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith(f"error: {message}") and errors.count("\n") == 1
+    said = refused(capsys, main, "main", *RUN, *details, f"--process_id={process_id}")
+    assert said.startswith(f"error: {message}")
 
 
 def test_the_other_process_does_not_come():

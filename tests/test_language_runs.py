@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from compiled import apply
-from extensions.life_of_a_run import StopAfterOneStep
+from extensions.life_of_a_run import StopAfter
 from small_runs import assert_same_end, at_step, finish, metrics_of, run_here, start_two
 
 from widenet_jax.checkpoint.manifest import params_sha256
@@ -19,7 +19,6 @@ from widenet_jax.inference.over_source import metrics_over_source
 from widenet_jax.inference.pretrained import finetune_params, load_pretrained
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.losses import label_cross_entropy
-from widenet_jax.run.stopping import Stop
 
 # 2,000 bytes are three steps an epoch of 16 rows, and three windows to evaluate.
 ROWS, T, EPOCH = 16, 32, 3
@@ -69,7 +68,7 @@ def test_stopped_within_an_epoch_and_resumed(text: Path, unbroken: Path, tmp_pat
     In training some experts are hidden from each token.
     """
     with pytest.raises(StoppedError, match="saved after step 1"):
-        run(tmp_path / "run", text, stop=StopAfterOneStep())
+        run(tmp_path / "run", text, stop=StopAfter(1))
     carry = carry_in(tmp_path / "run" / "checkpoints" / "1")
     assert carry["memory"].shape == (ROWS, 1, T, 32) and (carry["memory_length"] == T).all()
     run(tmp_path / "run", text)
@@ -172,20 +171,6 @@ def test_a_failed_step_is_repeated_with_its_memory(text: Path, tmp_path: Path):
         int(place.split("tokens ")[1].split(" to")[0].replace(",", "")) for place in found["batch"]
     ]
     assert starts == [(EPOCH * row + 1) * T for row in range(ROWS)]
-
-
-class StopAfter(Stop):
-    """Stop request that arrives after some steps."""
-
-    def __init__(self, steps: int):
-        super().__init__()
-        self.left = steps
-
-    def check(self) -> None:
-        self.left -= 1
-        if not self.left:
-            self.reason = "a request"
-        super().check()
 
 
 @pytest.mark.slow

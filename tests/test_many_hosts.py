@@ -3,7 +3,6 @@
 A process takes about ten seconds of processor time to start: run them with --slow.
 """
 
-import json
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from small_runs import (
     ROOT,
+    assert_same_end,
     command,
     finish,
     free_port,
@@ -75,13 +75,6 @@ def test_they_train_as_one(unbroken: Path, tmp_path: Path):
                 np.testing.assert_allclose(mine[name], other[name], rtol=1e-6, err_msg=name)
 
 
-def assert_same_run(ours: Path, theirs: Path) -> None:
-    """Asserts that metrics and result agree to the byte; the result has the parameters' SHA-256."""
-    for name in ("metrics.jsonl", "result.json"):
-        assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
-    assert len(json.loads((ours / "result.json").read_text())["params_sha256"]) == 64
-
-
 def test_one_is_killed(launch: Launch, unbroken: Path, tmp_path: Path):
     """The others end within two minutes; the run started again ends as an unbroken one."""
     workdir = tmp_path / "run"
@@ -96,7 +89,7 @@ def test_one_is_killed(launch: Launch, unbroken: Path, tmp_path: Path):
     assert not (workdir / "result.json").exists()
     for process in launch(workdir):
         finish(process)
-    assert_same_run(workdir, unbroken)
+    assert_same_end(workdir, unbroken)
 
 
 def test_one_pauses(launch: Launch, unbroken: Path, tmp_path: Path):
@@ -109,7 +102,7 @@ def test_one_pauses(launch: Launch, unbroken: Path, tmp_path: Path):
     processes[ODD].send_signal(signal.SIGCONT)
     for process in processes:
         finish(process)
-    assert_same_run(tmp_path / "run", unbroken)
+    assert_same_end(tmp_path / "run", unbroken)
 
 
 def end_at_once(processes: list[subprocess.Popen], words: str, workdir: Path) -> None:

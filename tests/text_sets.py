@@ -35,10 +35,10 @@ def write_tokenizer(directory: Path) -> Path:
     return file
 
 
-def write_table(directory: Path, train: int = 96, dev: int = 40) -> None:
+def write_table(directory: Path) -> None:
     """Writes train.tsv and dev.tsv: a text is positive where it holds "good"."""
     rng = random.Random(0)
-    for split, count in (("train", train), ("dev", dev)):
+    for split, count in (("train", 96), ("dev", 40)):
         rows = ["sentence\tlabel"]
         for number in range(count):
             words = rng.choices(FILLERS, k=rng.randint(2, 5))
@@ -47,10 +47,10 @@ def write_table(directory: Path, train: int = 96, dev: int = 40) -> None:
         (directory / f"{split}.tsv").write_text("\n".join(rows) + "\n")
 
 
-def write_squad(directory: Path, train: int = 64, dev: int = 24) -> None:
+def write_squad(directory: Path, dev: int = 24) -> None:
     """Writes train-v2.0.json and dev-v2.0.json: where someone lives, if the context tells."""
     rng = random.Random(0)
-    for split, count in (("train", train), ("dev", dev)):
+    for split, count in (("train", 64), ("dev", dev)):
         paragraphs = []
         for number in range(count):
             who, other = rng.sample(NAMES, 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from refusals import refused
 
 from widenet_jax.cli import analyze, evaluate, export, predict
 from widenet_jax.cli.evaluate import loop_rows
@@ -20,14 +21,6 @@ COMMANDS = {
 
 def run(name: str, *arguments: object) -> int:
     return COMMANDS[name].main([str(a) for a in arguments])
-
-
-def refused(capsys, name: str, *arguments: object) -> str:
-    """Runs a command that must exit with code 2; returns its one line on stderr."""
-    assert run(name, *arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
-    return err
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +117,7 @@ def test_analyze(exported, digits_run, tmp_path, capsys):
 def test_mistakes_are_one_line(exported, digit_files, tmp_path, capsys):
     text = tmp_path / "text.jpg"
     text.write_text("no picture")
-    for words, answer in (
+    for (name, *flags), answer in (
         (["predict", "x.jpg", "--top=0"], "'0' must be a whole number of at least 1"),
         (["evaluate", "--config.data.pth=x"], "did you mean --config.data.path"),
         (["predict", tmp_path / "gone.jpg"], "gone.jpg: No such file"),
@@ -134,8 +127,9 @@ def test_mistakes_are_one_line(exported, digit_files, tmp_path, capsys):
         # a file, where a folder would have to be
         (["predict", digit_files[0], f"--overlay={text / 'o.png'}"], "text.jpg: "),
     ):
-        assert answer in refused(capsys, *words, f"--workdir={exported}")
-    assert "no finished checkpoint" in refused(capsys, "evaluate", f"--workdir={tmp_path / 'gone'}")
+        assert answer in refused(capsys, COMMANDS[name].main, *flags, f"--workdir={exported}")
+    gone = f"--workdir={tmp_path / 'gone'}"
+    assert "no finished checkpoint" in refused(capsys, evaluate.main, gone)
 
 
 def test_no_whole_checkpoint_is_exit_code_3(digits_run, tmp_path, capsys):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from etils import epath
+from refusals import refused
 from untrained import export_untrained
 
 from configs import language_model
@@ -54,13 +55,6 @@ def run(command, capsys, *arguments: object) -> str:
     """Runs a command that must succeed; returns what it printed."""
     assert command.main([str(argument) for argument in arguments]) == 0
     return capsys.readouterr().out
-
-
-def refused(command, capsys, *arguments: object) -> str:
-    assert command.main([str(argument) for argument in arguments]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
 
 
 def test_bits_a_byte_by_hand(folder: Path, capsys, monkeypatch: pytest.MonkeyPatch):
@@ -134,4 +128,4 @@ def test_mistakes_are_one_line(folder: Path, capsys, tmp_path: Path):
         (predict, "bytes", ["--text=A", "--top_k=3"], "--top_k goes with --continue"),
         (predict, "bytes", ["--text=A"], "of the task language_modeling, which takes --continue"),
     ):
-        assert answer in refused(command, capsys, f"--workdir={folder / model}", *flags), flags
+        assert answer in refused(capsys, command.main, f"--workdir={folder / model}", *flags), flags

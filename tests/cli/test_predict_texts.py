@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from refusals import refused
 from text_sets import write_squad, write_tokenizer
 from untrained import export_untrained
 
@@ -68,13 +69,6 @@ def predicted(capsys, place: Path, *flags: str) -> dict:
 def outputs_of(trained: Trained, inputs: dict) -> Any:
     apply = jax.jit(lambda x: trained.model.apply({"params": trained.params}, x, train=False)[0])
     return jax.device_get(apply(inputs))
-
-
-def refused(capsys, *flags: str) -> str:
-    assert predict.main(list(flags)) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
-    return err
 
 
 def test_classes_of_texts(reviews_run: Path, capsys):
@@ -181,7 +175,7 @@ def test_the_second_text_of_a_pair_has_its_own_token_type(folder: Path, capsys):
     place = pairs(folder)
     row = predicted(capsys, place, "--text=the day", "--pair=was good")["texts"][0]
     assert (row["text"], row["pair"]) == ("the day", "was good")
-    said = refused(capsys, f"--workdir={place}", "--text=the day")
+    said = refused(capsys, predict.main, f"--workdir={place}", "--text=the day")
     assert "was trained on pairs of texts: give a pair for each text" in said
     trained = open_trained(str(place))
     tokens = trained.tokenizer.encode("the day was good")
@@ -275,7 +269,8 @@ def test_mistakes_are_one_line(reviews_run: Path, filler: Path, folder: Path, ca
     places = {"gone": "gone", "reviews": reviews_run, "filler": filler}
     places |= {"pairs": pairs(folder), "span": answerer(folder, "span")}
     for model, flags, answer in REFUSED:
-        assert answer in refused(capsys, f"--workdir={places[model]}", *flags), flags
+        flags = [f"--workdir={places[model]}", *flags]
+        assert answer in refused(capsys, predict.main, *flags), flags
     program = [f"--workdir={filler}", "--out=program", "--format=stablehlo"]
     assert export.main(program) == 2
     assert "writes classifiers of images and texts\n" in capsys.readouterr().err

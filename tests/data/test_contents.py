@@ -5,18 +5,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
+from image_sources import png
 
 from widenet_jax.data import records
 from widenet_jax.data.contents import contents_sha256
 from widenet_jax.data.sources import build_source
-
-
-def png(value: int) -> bytes:
-    """Encodes a 4x5 image; all of these have the same size."""
-    return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
 
 
 def sha256(path: Path, source: str, split: str = "train") -> str:

@@ -9,25 +9,18 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 
 # Imported before any test runs. While TFDS loads, imports are lazy in the whole process. Iterators
 # of other tests could not import if the garbage collector finalised them at that time.
 import tensorflow_datasets  # noqa: F401
 from array_record.python import array_record_module
-from image_sources import refused
+from image_sources import png, refused
 
 from widenet_jax.data import records
 from widenet_jax.data.contract import Source
 from widenet_jax.data.sources import build_source, check_slice
 from widenet_jax.errors import BadExampleError, BadInputError
-
-
-def png(value: int) -> bytes:
-    """Encodes a 4x5 image of a single grey level."""
-    return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
 
 
 def write_shard(path: Path, contents: list[bytes]) -> None:

@@ -16,11 +16,17 @@ from widenet_jax.errors import StoppedError
 from widenet_jax.run.stopping import Stop
 
 
-class StopAfterOneStep(Stop):
-    """Stop request that arrives during the first step."""
+class StopAfter(Stop):
+    """Stop request that arrives after some steps."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self.left = steps
 
     def check(self) -> None:
-        self.reason = "a request"
+        self.left -= 1
+        if not self.left:
+            self.reason = "a request"
         super().check()
 
 
@@ -34,7 +40,7 @@ def check_life(get_config: Callable[[], ConfigDict], directory: Path) -> dict:
     unbroken, resumed = directory / "unbroken", directory / "resumed"
     result = train_here(get_config(), unbroken)
     with pytest.raises(StoppedError, match="saved after step 1"):
-        train_here(get_config(), resumed, stop=StopAfterOneStep())
+        train_here(get_config(), resumed, stop=StopAfter(1))
     assert last_step(resumed) == 1
     train_here(get_config(), resumed)
     assert_same_end(resumed, unbroken)

@@ -19,16 +19,8 @@ FIELDS = {
 }
 
 
-def our_outputs(
-    params: dict,
-    section: dict,
-    head: str,
-    *,
-    tokens: np.ndarray = reference.TOKENS,
-    token_types: np.ndarray = reference.SEGMENTS,
-    lengths: tuple[int, ...] = reference.LENGTHS,
-) -> dict[str, np.ndarray]:
-    """Returns the outputs of a head, and the hidden states, of padded texts.
+def our_outputs(params: dict, section: dict, head: str) -> dict[str, np.ndarray]:
+    """Returns the outputs of a head, and the hidden states, of the reference's padded texts.
 
     Args:
       params: the whole parameter tree; the head takes its own part.
@@ -37,11 +29,12 @@ def our_outputs(
     """
     vocab_size = len(params["embeddings"]["token"])
     model = build_model({**section, "dtype": "float32"}, vocab_size=vocab_size, **FIELDS[head])
+    tokens = reference.TOKENS
     T = tokens.shape[1]
     inputs = {
         "tokens": tokens,
-        "token_types": token_types,
-        "mask": np.arange(T) < np.asarray(lengths)[:, None],
+        "token_types": reference.SEGMENTS,
+        "mask": np.arange(T) < np.array(reference.LENGTHS)[:, None],
         "mlm_positions": np.broadcast_to(np.arange(T, dtype=np.int32), tokens.shape),
     }
 

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from widenet_jax.optim.build import decay_mask
 from widenet_jax.optim.lamb import lamb, scale_by_trust_ratio, trust_ratio
 from widenet_jax.param_names import is_norm_or_bias, map_with_path
 
@@ -90,9 +91,8 @@ def test_stacked_experts_do_not_change_the_update(trained_apart: dict):
 
 
 def test_exclusions_take_ratio_and_decay_from_norms_and_biases_alone():
-    tx = lamb(
-        LR, weight_decay=DECAY, exclude_decay=is_norm_or_bias, exclude_trust_ratio=is_norm_or_bias
-    )
+    decays = decay_mask(is_norm_or_bias)
+    tx = lamb(LR, weight_decay=DECAY, mask=decays, exclude_trust_ratio=is_norm_or_bias)
     gradients = [apart(step, spread=False) for step in (1, 2, 3)]
 
     def expected(path: str, p, *g) -> np.ndarray:

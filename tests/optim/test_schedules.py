@@ -8,9 +8,9 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.optim.build import DECAYS, build_schedule
 
 
-def rates(name: str, steps: list[int], *, warmup: int = 4, total: int = 12) -> list[float]:
+def rates(name: str, steps: list[int], *, warmup: int = 4) -> list[float]:
     schedule = build_schedule(
-        name, learning_rate=0.8, end_learning_rate=0.2, warmup_steps=warmup, total_steps=total
+        name, learning_rate=0.8, end_learning_rate=0.2, warmup_steps=warmup, total_steps=12
     )
     return [float(schedule(step)) for step in steps]
 

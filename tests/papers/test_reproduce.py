@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 import pytest
 from ops import trial_program
+from refusals import refused
 
 from widenet_jax.cli import reproduce
 from widenet_jax.cli.reproduce import launching, main, total_text
@@ -48,10 +49,7 @@ def stand_in(monkeypatch):
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], says: str, tmp_path: Path, capsys):
-    assert call(*arguments, f"--workdir={tmp_path / 'w'}") == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
-    assert says in err
+    assert says in refused(capsys, main, *arguments, f"--workdir={tmp_path / 'w'}")
     assert not (tmp_path / "w").exists()
 
 

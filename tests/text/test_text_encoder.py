@@ -208,33 +208,6 @@ def test_padding_changes_nothing():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), its_grads, grads)
 
 
-@pytest.mark.slow
-def test_packed_rows_are_their_instances():
-    """Two texts in one row: the logits and gradients of the two apart."""
-    model = small("albert")
-    apart = texts([T, 7])
-    params = parameters(model, apart)
-    packed = {name: jnp.concatenate([apart[name][0], apart[name][1, :7]])[None]
-              for name in ("tokens", "token_types", "mask")}  # fmt: skip
-    packed = {name: jnp.pad(x, ((0, 0), (0, 3))) for name, x in packed.items()}
-    packed["segment_ids"] = jnp.array([[1] * T + [2] * 7 + [0] * 3], jnp.int32)
-    packed["positions"] = jnp.array([[*range(T), *range(7), 0, 0, 0]], jnp.int32)
-    packed["mlm_positions"] = jnp.array([[0, 1, 2, T, T + 1, T + 2]], jnp.int32)
-
-    def loss(params: dict, inputs: dict) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        found = model.apply({"params": params}, inputs, train=False)[0]
-        mlm = found["mlm_logits"].reshape(2 * P, V)
-        order = found["order_logits"].reshape(-1, 2)[:2]
-        right = jax.nn.log_softmax(mlm)[:, 7].sum() + jax.nn.log_softmax(order)[:, 1].sum()
-        return -right, (mlm, order)
-
-    gradient = jax.jit(jax.grad(loss, has_aux=True))
-    (one, found), (other, expected) = (gradient(params, inputs) for inputs in (packed, apart))
-    for logits, their_logits in zip(found, expected, strict=True):
-        np.testing.assert_allclose(logits, their_logits, atol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), one, other)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

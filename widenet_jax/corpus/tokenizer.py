@@ -83,13 +83,13 @@ class Tokenizer:
         if {*self._tokenizer.get_vocab().values()} != {*range(self.vocab_size)}:
             problem = f"its {self.vocab_size:,} tokens are not numbered from 0 on without a gap"
             raise BadInputError(f"{where}: {problem}: was it cut? download or train it again")
-        ids = {role: self._id_of(role, names) for role, names in ROLES.items()}
-        self.cls_id, self.sep_id, self.mask_id, self.pad_id, self.unk_id = ids.values()
+        ids = map(self._id_of, ROLES.values())
+        self.cls_id, self.sep_id, self.mask_id, self.pad_id, self.unk_id = ids
 
     def __reduce__(self) -> tuple:
         return Tokenizer, (self.json, self._where)
 
-    def _id_of(self, role: str, names: Sequence[str]) -> int:
+    def _id_of(self, names: Sequence[str]) -> int:
         for name in names:
             if (found := self._tokenizer.token_to_id(name)) is not None:
                 return found

@@ -10,8 +10,6 @@ The record at (step, position) is a pure function of (seed, step); augmentation 
 functions of (seed, epoch, record). So nothing about the data is stored in a checkpoint, and any
 number of hosts and workers sees the same global batches.
 
-The data contract: sources, transforms and batches, for every kind of example.
-
 Imports neither JAX nor OpenCV: worker processes load it.
 """
 

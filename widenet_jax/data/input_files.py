@@ -86,20 +86,6 @@ def read_input(path: str | os.PathLike) -> bytes:
         raise BadInputError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def read_text(path: str) -> str:
-    """Returns the content of a UTF-8 text file.
-
-    Raises:
-      BadInputError: it cannot be read, or is not UTF-8 (the message names the line).
-    """
-    content = read_input(path)
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise BadInputError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from None
-
-
 @contextlib.contextmanager
 def open_parquet(source: Any, path: object) -> Iterator[Any]:
     """Opens a parquet file as a `pyarrow.parquet.ParquetFile`.

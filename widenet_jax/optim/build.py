@@ -182,14 +182,14 @@ class Exclusions(NamedTuple):
 
 
 def _lamb(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
-    excluded = {"exclude_decay": exclude.decay, "exclude_trust_ratio": exclude.trust_ratio}
     from widenet_jax.optim.lamb import lamb  # a run with another optimizer does without
 
-    return lamb(schedule, **_adam_numbers(section), **excluded)
+    arguments = _adam_arguments(section, exclude)
+    return lamb(schedule, **arguments, exclude_trust_ratio=exclude.trust_ratio)
 
 
 def _adamw(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
-    return optax.adamw(schedule, **_adam_numbers(section), mask=decay_mask(exclude.decay))
+    return optax.adamw(schedule, **_adam_arguments(section, exclude))
 
 
 def _sgd(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
@@ -209,7 +209,7 @@ def _muon(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Tr
         schedule,
         momentum=section["momentum"],
         weight_decay=section["weight_decay"],
-        exclude_decay=exclude.decay,
+        mask=decay_mask(exclude.decay),
         others=_adamw(section, lambda step: section["adam_rate"] * schedule(step), exclude),
     )
 
@@ -242,8 +242,9 @@ def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
     return Exclusions(lambda path: small(path) or path in excluded, small)
 
 
-def _adam_numbers(section: Mapping) -> dict[str, float]:
-    return {name: section[name] for name in ("b1", "b2", "eps", "weight_decay")}
+def _adam_arguments(section: Mapping, exclude: Exclusions) -> dict[str, Any]:
+    numbers = {name: section[name] for name in ("b1", "b2", "eps", "weight_decay")}
+    return {**numbers, "mask": decay_mask(exclude.decay)}
 
 
 # The remaining share of (peak - end) after the fraction t in [0, 1] of the decay.

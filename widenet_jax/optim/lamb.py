@@ -4,6 +4,8 @@ A trust ratio belongs to a unit: one kernel of one block, or of one expert, or o
 does not change if several units are stacked in one array.
 """
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import optax
 
@@ -60,7 +62,7 @@ def lamb(
     b2: float = 0.999,
     eps: float = 1e-6,
     weight_decay: float = 0.0,
-    exclude_decay: PathPredicate = nothing,
+    mask: Callable[[PyTree], PyTree] | None = None,
     exclude_trust_ratio: PathPredicate = nothing,
 ) -> optax.GradientTransformation:
     """Builds LAMB: p <- p - lr * ratio(p, u) * u.
@@ -74,16 +76,13 @@ def lamb(
       b2: decay of the second moment.
       eps: added outside the square root.
       weight_decay: factor of p inside u, so that the ratio scales it, as in the paper.
-      exclude_decay: paths without weight decay.
+      mask: of the parameters that decay, as `optax.adamw` takes it; None for all.
       exclude_trust_ratio: paths whose ratio is 1.
     """
 
-    def decays(params: PyTree) -> PyTree:
-        return map_with_path(lambda path, _: not exclude_decay(path), params)
-
     return optax.chain(
         optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
-        optax.add_decayed_weights(weight_decay, mask=decays),
+        optax.add_decayed_weights(weight_decay, mask=mask),
         scale_by_trust_ratio(exclude_trust_ratio),
         optax.scale_by_learning_rate(learning_rate),
     )

@@ -4,12 +4,14 @@ Matrices here are the kernels of the encoder's layers, each expert's and each of
 routers are left out, as are all that is not in a block: embeddings, positions, heads.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from widenet_jax.param_names import PathPredicate, is_matrix, map_with_path
+from widenet_jax.param_names import is_matrix, map_with_path
 from widenet_jax.typing import Array, PyTree
 
 
@@ -18,7 +20,7 @@ def muon(
     *,
     momentum: float,
     weight_decay: float,
-    exclude_decay: PathPredicate,
+    mask: Callable[[PyTree], PyTree],
     others: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
     """Builds Muon: p <- p - lr * (sqrt(max(1, out / in)) * O + weight_decay * p).
@@ -30,17 +32,14 @@ def muon(
       learning_rate: a number, or a function of the number of updates so far.
       momentum: decay of the mean of the gradients.
       weight_decay: factor of p.
-      exclude_decay: paths without weight decay.
+      mask: of the parameters that decay, as `optax.adamw` takes it.
       others: the optimizer of all parameters that are no matrices.
     """
-
-    def decays(params: PyTree) -> PyTree:
-        return map_with_path(lambda path, _: not exclude_decay(path), params)
 
     matrices = optax.chain(
         scale_by_muon(beta=momentum, weight_dimension_numbers=axes),
         optax.stateless(lambda updates, _: jax.tree.map(scaled, updates)),
-        optax.add_decayed_weights(weight_decay, mask=decays),
+        optax.add_decayed_weights(weight_decay, mask=mask),
         optax.scale_by_learning_rate(learning_rate),
     )
     return optax.multi_transform({"matrix": matrices, "other": others}, labels)

@@ -8,9 +8,11 @@ same data in the same order, so that the differences vary less than the rows.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from matplotlib.axes import Axes
 
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.run.figures import PALETTE, save, subplots
@@ -59,15 +61,8 @@ class Found:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the numbers for a file."""
-        return {
-            "label": self.label,
-            "values": list(self.values),
-            "mean": self.mean,
-            "interval": self.interval,
-            "p": self.p,
-            "p_equal": self.p_equal,
-            "verdict": self.verdict,
-        }
+        derived = {"mean": self.mean, "interval": self.interval, "verdict": self.verdict}
+        return asdict(self) | derived
 
 
 def contrasts_of(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]]) -> list[Found]:
@@ -113,13 +108,7 @@ def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None
     shown = [one for one in found if one.values]
     figure, axis = subplots(1, 1, size=(9, 1.4 + 0.4 * len(shown)))
     axis.axvspan(-experiment.margin, experiment.margin, color="0.9", label="counts as equal")
-    axis.axvline(0, color="0.4", linewidth=1)
-    for y, one in enumerate(shown):
-        axis.plot(one.values, [y] * len(one.values), "o", color=PALETTE[0], alpha=0.4)
-        axis.plot(one.interval or (one.mean, one.mean), [y, y], color=PALETTE[1], linewidth=2)
-        axis.plot(one.mean, y, "D", color=PALETTE[1])
-    axis.set_yticks(range(len(shown)), [one.label for one in shown])
-    axis.invert_yaxis()
+    plot_seeds(axis, {one.label: one.values for one in shown})
     figure.suptitle(experiment.title)
     figure.supxlabel(
         f"{experiment.metric.label}: each seed, mean and 95% interval\n{experiment.above_0}",
@@ -127,3 +116,16 @@ def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None
     )
     axis.legend(loc="best", fontsize="small")
     save(figure, out)
+
+
+def plot_seeds(axis: Axes, by_label: Mapping[str, Sequence[float]]) -> None:
+    """Plots, on a line for each label, the seeds' values, their mean and interval, beside 0."""
+    axis.axvline(0, color="0.4", linewidth=1)
+    for place, values in enumerate(by_label.values()):
+        mean = statistics.fmean(values)
+        ends = mean_over_seeds(values) if len(values) > 1 else (mean, mean)
+        axis.plot(values, [place] * len(values), "o", color=PALETTE[0], alpha=0.4)
+        axis.plot(ends, [place, place], color=PALETTE[1], linewidth=2)
+        axis.plot(mean, place, "D", color=PALETTE[1])
+    axis.set_yticks(range(len(by_label)), by_label)
+    axis.invert_yaxis()

@@ -15,6 +15,7 @@ from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.loops import measure_loops
 from widenet_jax.ops.analysis.usage import measure_usage
 from widenet_jax.ops.sweep.trials import Status
+from widenet_jax.papers.contrasts import plot_seeds
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
@@ -107,20 +108,11 @@ def draw(experiment: PaperExperiment, rows: Sequence[Row], out: Path) -> None:
     """Draws the loss by forcing, each seed and the mean's interval; and who changes experts."""
     figure, (lost, shares) = subplots(1, 2, size=(13, 2.1 + 0.4 * len(rows)), sharey=True)
     figure.suptitle(experiment.title)
-    lost.axvline(0, color="0.4", linewidth=1)
-    for place, row in enumerate(rows):
-        values = differences(row)
-        lost.plot(values, [place] * len(values), "o", color=PALETTE[0], alpha=0.4)
-        mean = statistics.fmean(values)
-        ends = mean_over_seeds(values) if len(values) > 1 else (mean, mean)
-        lost.plot(ends, [place, place], color=PALETTE[1], linewidth=2)
-        lost.plot(mean, place, "D", color=PALETTE[1])
+    plot_seeds(lost, {row["label"]: differences(row) for row in rows})
     for index, (key, name) in enumerate(SHARES.items()):
         means = [statistics.fmean(row[key]) for row in rows]
         style = {"color": PALETTE[index], "marker": MARKERS[index], "linestyle": "none"}
         shares.plot(means, range(len(rows)), label=name, **style)
-    lost.set_yticks(range(len(rows)), [row["label"] for row in rows])
-    lost.invert_yaxis()
     metric = rows[0]["metric"].replace("_", " ")
     lost.set_xlabel(f"{metric} lost by forced routing\n(each seed, mean and 95% interval)")
     shares.set(xlabel="share of the tokens, mean over layers and loops", xlim=(-0.03, 1.03))

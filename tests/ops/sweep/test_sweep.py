@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ops import trial_program
+from refusals import refused
 from small_runs import OVERRIDES, ROOT, command, finish, last_step, start
 
 from widenet_jax.cli.sweep import handing_over, main
@@ -84,26 +85,13 @@ def test_a_failed_trial_is_exit_code_3(tmp_path: Path, capsys):
     assert "best" not in out
 
 
-@pytest.mark.slow
-def test_two_real_trials(tmp_path: Path):
-    """The parameters are the ones of the same runs alone, see the slow test above."""
-    changes = SMALL | {"duration": "20 steps", "evaluation.every": "10 steps"}
-    flags = [f"--config.{name}={value}" for name, value in (OVERRIDES | changes).items()]
-    assert call(DIGITS, f"--workdir={tmp_path}", *flags, "--sweep=seed=0,1", "--workers=2") == 0
-    rows = rows_of(tmp_path)
-    assert [row["status"] for row in rows] == ["done"] * 2
-    assert len({row["params_sha256"] for row in rows}) == 2
-    assert (tmp_path / "sweep.png").exists() and (tmp_path / "learning_curves.png").exists()
-
-
 @pytest.mark.parametrize(
     "flags", [["--sweep=optimizer.name=nothing"], [*SEARCH, "--config.optimizer.name=nothing"]]
 )
 def test_what_is_wrong_for_all_trials_is_said_before_the_first(tmp_path, capsys, flags):
     workdir = tmp_path / "sweep"
-    assert call(DIGITS, f"--workdir={workdir}", *flags) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and "config.optimizer.name='nothing' is unknown" in line
+    line = refused(capsys, main, DIGITS, f"--workdir={workdir}", *flags)
+    assert "config.optimizer.name='nothing' is unknown" in line
     assert not workdir.exists()
 
 
@@ -157,8 +145,7 @@ def test_results_of_an_edited_config_file_or_other_flags_are_not_mixed(
     capsys.readouterr()
     for size, flags in ((128, []), (32, ["--config.batch_size=128"])):
         config_with(mine, "batch_size", size)
-        assert call(first, workdir, *longer, *flags) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = refused(capsys, main, first, workdir, *longer, *flags)
         assert "batch_size: 32 there, 128 here" in line and "seed_" in line
     config_with(mine, "batch_size", 32)
     assert call(first, workdir, *longer, "--config.checkpoint.keep=7") == 0
@@ -214,9 +201,7 @@ def test_json_is_one_object(tmp_path: Path, capsys):
 def test_a_mistake_is_one_line_and_exit_code_2(
     tmp_path: Path, capsys, flags: list[str], words: str
 ):
-    assert call(DIGITS, f"--workdir={tmp_path / 'sweep'}", *flags) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
+    assert words in refused(capsys, main, DIGITS, f"--workdir={tmp_path / 'sweep'}", *flags)
     assert not (tmp_path / "sweep").exists()
 
 

@@ -19,8 +19,8 @@ SPECIAL = np.arange(V) < 5
 STARTS_WORD = np.arange(V) % 9 != 0  # one piece in nine continues a word: 1.125 pieces a word
 
 
-def rules(max_predictions: int = 20, max_ngram: int = 3, fraction: float = 0.15) -> MaskingRules:
-    return MaskingRules(STARTS_WORD, SPECIAL, MASK, fraction, max_predictions, max_ngram)
+def rules(max_predictions: int = 20) -> MaskingRules:
+    return MaskingRules(STARTS_WORD, SPECIAL, MASK, 0.15, max_predictions, max_ngram=3)
 
 
 def sequence(rng: np.random.Generator, length: int) -> np.ndarray:

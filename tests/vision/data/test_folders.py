@@ -7,10 +7,9 @@ import unicodedata
 from collections import Counter
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
-from image_sources import AUGMENT, refused
+from image_sources import AUGMENT, png, refused
 from messy_photos import as_pillow_reads, left_out, readable, unreadable, write_folder
 from ml_collections import ConfigDict
 
@@ -27,11 +26,6 @@ from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data import files
 from widenet_jax.vision.data.folders import Holdout
 from widenet_jax.vision.data.packed import ArrayRecord
-
-
-def png(value: int) -> bytes:
-    """Encodes a 4x5 image of a single grey level."""
-    return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ def imported(arrays: dict, tmp_path) -> dict:
     return from_google(read_arrays(epath.Path(tmp_path / "vit.npz")), source="vit.npz")
 
 
-def assert_equal_logits(params: dict, vit: reference.Vit, tolerance: float = 1e-5):
+def assert_equal_logits(params: dict, vit: reference.Vit):
     expected = reference.logits(vit, reference.IMAGES)
     assert np.ptp(expected) > 1  # otherwise equal logits would show little
-    np.testing.assert_allclose(our_logits(params, reference.IMAGES), expected, atol=tolerance)
+    np.testing.assert_allclose(our_logits(params, reference.IMAGES), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from flax.typing import Initializer
 from widenet_jax.nn.dense import KernelAndBias, Words, draw_words, drop, linear
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.mlp import ACTIVATIONS, GATED, activate
+from widenet_jax.param_names import EXPERTS
 from widenet_jax.sharding import platform
 from widenet_jax.typing import Array
 
@@ -196,3 +197,26 @@ class Experts(nn.Module):
             wg, wg_bias = dense("wg", D, F, init.kernel(batch_axis=(0,)))
             arrays |= {"wg": wg, "wg_bias": wg_bias}
         return arrays | {"key": self.make_rng("dropout") if drops else None}
+
+
+def build_experts(
+    layer: nn.Module, embed_dim: int, *, train: bool, drops_output: bool
+) -> ExpertFfn:
+    """Returns a layer's experts with their parameters, and in training the key of their dropout.
+
+    Args:
+      layer: the module that calls this; its fields are those of `layer.MoeLayer`.
+      embed_dim: D.
+      train: whether `layer.dropout` acts.
+      drops_output: whether it acts after the output layer, too.
+    """
+    sizes = layer.num_experts, layer.mlp_dim
+    held = Experts(*sizes, layer.use_bias, layer.kernel_init, layer.activation, name=EXPERTS)
+    return ExpertFfn(
+        **held(embed_dim, drops=train and layer.dropout > 0),
+        dropout=layer.dropout,
+        drops_hidden=layer.hidden_dropout,
+        drops_output=drops_output,
+        activation=layer.activation,
+        output_activation=layer.output_activation,
+    )

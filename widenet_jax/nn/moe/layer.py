@@ -29,7 +29,7 @@ from widenet_jax.nn.dense import Dropout
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.mlp import ACTIVATIONS, Mlp, check_activation, products
 from widenet_jax.nn.moe.dispatch import AUTO, DISPATCHERS, choose_dispatch
-from widenet_jax.nn.moe.experts import ExpertFfn, Experts
+from widenet_jax.nn.moe.experts import build_experts
 from widenet_jax.nn.moe.losses import balance_losses
 from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.nn.moe.slots import (
@@ -42,7 +42,7 @@ from widenet_jax.nn.moe.slots import (
     summarize,
     tokens_without_expert,
 )
-from widenet_jax.param_names import BALANCE_BIAS, EXPERTS
+from widenet_jax.param_names import BALANCE_BIAS
 from widenet_jax.sharding import BATCH, constrain, platform
 from widenet_jax.specs import resolve
 from widenet_jax.typing import Array, Aux, FfnOutput, Routing
@@ -137,7 +137,7 @@ class MoeLayer(nn.Module):
                 router = router or self.build_router(parent=self, name="router")
                 read = grouped if selection is None else selection.reshape(grouped.shape)
                 routing, aux = self.route(router, read, mask, capacity=C, train=train)
-        experts = self.build_experts(D, train=train)
+        experts = build_experts(self, D, train=train, drops_output=not self.output_dropout)
         method = self.method(g * T, capacity=C, platform=platform())
         y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)
         y = constrain(y, BATCH).reshape(B, T, D)
@@ -303,19 +303,6 @@ class MoeLayer(nn.Module):
     def mixes(self) -> bool:
         """Whether a token's experts depend on other tokens' scores, in evaluation, too."""
         return getattr(self.router_class(), "mixes", False)
-
-    def build_experts(self, embed_dim: int, *, train: bool) -> ExpertFfn:
-        """Returns the experts with their parameters, and in training the key of their dropout."""
-        sizes = self.num_experts, self.mlp_dim
-        held = Experts(*sizes, self.use_bias, self.kernel_init, self.activation, name=EXPERTS)
-        return ExpertFfn(
-            **held(embed_dim, drops=train and self.dropout > 0),
-            dropout=self.dropout,
-            drops_hidden=self.hidden_dropout,
-            drops_output=not self.output_dropout,
-            activation=self.activation,
-            output_activation=self.output_activation,
-        )
 
     def build_shared(self) -> Mlp:
         """Returns the shared experts as one dense feed-forward."""

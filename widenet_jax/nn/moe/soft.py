@@ -8,8 +8,7 @@ from widenet_jax.errors import check_range, choose
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.mlp import ACTIVATIONS, check_activation, products
 from widenet_jax.nn.moe.dispatch import BUFFERS
-from widenet_jax.nn.moe.experts import ExpertFfn, Experts
-from widenet_jax.param_names import EXPERTS
+from widenet_jax.nn.moe.experts import build_experts
 from widenet_jax.sharding import BATCH, constrain
 from widenet_jax.typing import Array, FfnOutput, Routing
 
@@ -63,7 +62,7 @@ class SoftMoe(nn.Module):
         """
         del routing
         self.check()
-        experts = self.build_experts(x.shape[-1], train=train)
+        experts = build_experts(self, x.shape[-1], train=train, drops_output=True)
         with jax.named_scope("router"):
             logits = self.logits(x.astype(jnp.float32))  # [B, T, E, p]
             real = True if mask is None else mask[..., None, None]
@@ -91,25 +90,6 @@ class SoftMoe(nn.Module):
         directions = unit(mu, axis=0) * scale
         return jnp.einsum(
             "btd,dep->btep", unit(x, axis=-1), directions, precision=jax.lax.Precision.HIGHEST
-        )
-
-    def build_experts(self, embed_dim: int, *, train: bool) -> ExpertFfn:
-        """Returns the experts with their parameters, and in training the key of their dropout."""
-        held = Experts(
-            self.num_experts,
-            self.mlp_dim,
-            self.use_bias,
-            self.kernel_init,
-            self.activation,
-            name=EXPERTS,
-        )
-        return ExpertFfn(
-            **held(embed_dim, drops=train and self.dropout > 0),
-            dropout=self.dropout,
-            drops_hidden=self.hidden_dropout,
-            drops_output=True,
-            activation=self.activation,
-            output_activation=self.output_activation,
         )
 
     def check(self) -> None:

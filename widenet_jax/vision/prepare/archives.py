@@ -19,14 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import cv2
 import numpy as np
 
 from widenet_jax.config.parser import Options
-from widenet_jax.corpus.readers import opened
-from widenet_jax.data.input_files import MAX_IMAGE_BYTES, read_text
+from widenet_jax.corpus.files import decoded, opened
+from widenet_jax.data.input_files import MAX_IMAGE_BYTES, read_input
 from widenet_jax.errors import BadInputError
 from widenet_jax.vision.data.folders import kind_left_out
+from widenet_jax.vision.prepare.arrays import png
 from widenet_jax.vision.prepare.packing import Converted, check_labels, split_files
 
 CIFAR_CLASSES = 10
@@ -200,7 +200,8 @@ def read_tar(options: Options) -> Converted:
 
 
 def _read_labels(path: str) -> dict[str, str]:
-    pairs = [line.split(maxsplit=1) for line in read_text(path).splitlines()]
+    text = decoded(read_input(path), path, first_line=1)
+    pairs = [line.split(maxsplit=1) for line in text.splitlines()]
     for number, pair in enumerate(pairs, 1):
         if len(pair) == 1:
             raise BadInputError(f"{path} line {number}: expected 'image-file-name class'")
@@ -286,6 +287,5 @@ def read_cifar10_binary(options: Options) -> Converted:
 
 
 def _cifar_example(record: np.ndarray) -> tuple[int, bytes]:
-    # Three planes of 32 x 32, red first; OpenCV takes [32, 32, 3], blue first.
-    pixels = record[1:].reshape(3, 32, 32)[::-1].transpose(1, 2, 0)
-    return int(record[0]), cv2.imencode(".png", np.ascontiguousarray(pixels))[1].tobytes()
+    planes = record[1:].reshape(3, 32, 32)  # red first
+    return int(record[0]), png(planes.transpose(1, 2, 0))
