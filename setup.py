@@ -4,7 +4,7 @@ from setuptools import find_packages, setup
 
 # In an installation configs/ lies in the package's folder, where `config.files` finds it.
 INSTALLED_CONFIGS = "widenet_jax.configs"
-DATA = "widenet_jax.corpus.tiny"  # a folder without code, of which setuptools would warn
+DATA = "widenet_jax.corpus.tiny"  # a folder without code: setuptools would warn
 
 setup(
     packages=[*find_packages(include=["widenet_jax*"]), INSTALLED_CONFIGS, DATA],

@@ -38,8 +38,7 @@ mixture of experts, the K largest hidden units or product keys in every block.
 | wt_b      | 1024, 18, 16x64| 4110    | 32 x 128, 4  | 262.5M / 262.5M           |
 | e8        | 512, 12, 8x64  | 2053    | 16 x 128, 4  | 41.2M / 41.2M             |
 
-Planned for v3-8, ms a step and hours of a run: wt_b dense 304 and 8.4, sigma_moe 264 and 7.3; e8
-33 and 0.9, sigma_moe 36 and 1.0; wt_s dense 50 and 1.4. docs/PERFORMANCE.md has more.
+Plans for TPUs: docs/PERFORMANCE.md.
 
 Test perplexity, e8 in bits a byte. Paper: one run each, no seeds. Ours: not run.
 

@@ -19,16 +19,16 @@
 |                       |                                        | evaluation                    |
 
 Table 2 after finetuning (configs/squad.py, configs/glue.py), development sets: F1 / exact match
-of SQuAD, accuracy of MNLI (matched) and SST-2, their mean. Ours: not run. The plan is for 256
-TPUv3 cores, see docs/PERFORMANCE.md.
+of SQuAD, accuracy of MNLI (matched) and SST-2, their mean. Ours: not run. Plans:
+docs/PERFORMANCE.md.
 
-| variant    | params | SQuAD1.1    | SQuAD2.0    | MNLI | SST-2 | mean | plan: ms/step, core-days |
-|------------|--------|-------------|-------------|------|-------|------|--------------------------|
-| albert     | 12M    | 89.3 / 82.3 | 80.0 / 77.1 | 81.5 | 90.3  | 84.0 | 118, 44                  |
-| bert       | 89M    | 89.9 / 82.8 | 80.3 / 77.3 | 83.2 | 91.5  | 85.0 | 115, 43                  |
-| widenet_4  | 26M    | 89.6 / 82.7 | 80.6 / 77.4 | 82.6 | 91.1  | 84.7 | 257, 95                  |
-| widenet_8  | 45M    | 90.0 / 82.7 | 80.6 / 77.7 | 83.3 | 91.9  | 85.2 | 309, 114                 |
-| widenet_16 | 83M    | 90.9 / 83.8 | 81.0 / 77.9 | 84.1 | 92.2  | 85.8 | 328, 122                 |
+| variant    | params | SQuAD1.1    | SQuAD2.0    | MNLI | SST-2 | mean |
+|------------|--------|-------------|-------------|------|-------|------|
+| albert     | 12M    | 89.3 / 82.3 | 80.0 / 77.1 | 81.5 | 90.3  | 84.0 |
+| bert       | 89M    | 89.9 / 82.8 | 80.3 / 77.3 | 83.2 | 91.5  | 85.0 |
+| widenet_4  | 26M    | 89.6 / 82.7 | 80.6 / 77.4 | 82.6 | 91.1  | 84.7 |
+| widenet_8  | 45M    | 90.0 / 82.7 | 80.6 / 77.7 | 83.3 | 91.9  | 85.2 |
+| widenet_16 | 83M    | 90.9 / 83.8 | 81.0 / 77.9 | 84.1 | 92.2  | 85.8 |
 
 ALBERT's and BERT's rows come from ALBERT's Table 4, all parts shared and nothing shared, after
 125,000 steps. ALBERT-base then predicts 54.0% of the masked words and 86.5% of the orders (its

@@ -141,7 +141,7 @@ class PredictSpec:
       form: the flags in a message, such as "--text=TEXT".
       flags: by name; the first flag is the one that must be given. Tasks may share flags. A name
         without dashes in front stands for positional words.
-      instead: flags of which one may be given in place of the first.
+      instead: other flags; one of them may be given in place of the first.
       run: (options, trained) -> `trained.Predictions`.
     """
 
@@ -180,7 +180,7 @@ class TaskSpec:
       methods: what a model offers in Python (`inference.api`), by the name of the method.
       card: its part of the model card.
       splits_of: (training object, evaluation object, config, config.data with its tokenizer) ->
-        both `Source`s of what Python code gives `widenet_jax.train`; None: it gives sources.
+        both `Source`s of the objects given to `widenet_jax.train`; None: it gives sources.
       open_file: (path, config.data.max_length, info) -> source and transform of `--file`.
       answers: (task, rows, source) -> {file name: JSON} that an evaluation writes.
       preview: (config, options) -> None, shows training examples.

@@ -109,10 +109,10 @@ def digest_of(file: Path) -> str:
 
 
 def with_files_beside(file: Path) -> dict[Path, set[str]]:
-    """Returns the names that a file imports, and those of the files beside it that belong to it.
+    """Returns the names that a file imports, and the same of each file beside it that it needs.
 
-    These are the ones that it imports from `configs`, and that those do; but not this project's own
-    experiments, whose values are in the config.
+    These are the files that it imports from `configs`, directly or by each other; but not this
+    project's own experiments, whose values are in the config.
     """
     found, waiting = {}, [file]
     while waiting:

@@ -1,4 +1,4 @@
-"""A hash of what a split holds, by which hosts find that they read different data."""
+"""A hash of the examples of a split, by which hosts find that they read different data."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor

@@ -46,7 +46,7 @@ class LabelledImages:
         return {"class_names": list(self.class_names)}
 
     def checked(self, label: int) -> int:
-        """Returns a record's label; raises ValueError where it is that of no class."""
+        """Returns a record's label; raises ValueError where no class has it."""
         if not 0 <= label < len(self.class_names):
             raise ValueError(f"label {label} of {len(self.class_names)} classes")
         return label

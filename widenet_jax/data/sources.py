@@ -164,7 +164,7 @@ def open_data(
       config: of the run.
       workdir: of the run. Where the tokenizer belongs to the model to start from, a run that has
         begun takes its copy in the workdir, and no longer needs that model.
-      splits: objects of training and evaluation, instead of what the config names.
+      splits: objects of training and evaluation, in place of the config's data.
       hashed: whether `info` has a hash of both splits, so that a run resumes with the same examples
         alone.
 
@@ -238,7 +238,7 @@ def open_splits(
     Args:
       config: of the run.
       data: `config.data`, with the tokenizer.
-      objects: Python's, instead of what the config names.
+      objects: Python's, in place of the config's data.
 
     Raises:
       BadInputError: a split cannot be opened, or is no source of the task.

@@ -66,7 +66,7 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
 
 
 def check_kind(model: Mapping[str, Any], config: ConfigDict, place: str) -> None:
-    """Raises BadInputError where the model of a run or an export is that of another task."""
+    """Raises BadInputError where a run's or an export's model belongs to another task."""
     task, name = config.task.name, model.get("name")
     needed = task_spec(task).model
     if needed and name != needed and name in [spec.model for spec in task_specs()]:

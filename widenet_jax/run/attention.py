@@ -240,7 +240,7 @@ def core_of(problem: Problem, implementation: str) -> Callable[..., Array]:
 
 
 def layer_of(problem: Problem, implementation: str) -> Callable[..., Array]:
-    """Returns attention with its projections, a function of what `layer_arrays` returns."""
+    """Returns attention with its projections, a function of the results of `layer_arrays`."""
     attention = core_of(problem, implementation)
 
     def layer(kernels: Sequence[Array], x: Array, longer: Array, *terms: Array, **seen) -> Array:
@@ -265,7 +265,7 @@ def layer_arrays(d_out: Array, query: Array, key: Array, value: Array, *terms: A
 
 
 def with_gradients(problem: Problem, function: Callable[..., Array]) -> Callable[..., list]:
-    """Returns a function of what has no gradient, the output's gradient and the operands."""
+    """Returns a function of masks and the like, the output's gradient and the operands."""
 
     def both(seen: dict[str, Array], d_out: Array, *operands: Any) -> list:
         with precision_of(problem):

@@ -83,7 +83,7 @@ def balanced_interval(right: np.ndarray, counts: np.ndarray) -> Interval:
     """Returns the interval of the mean over classes of `right` [V] / `counts` [V], all >= 1.
 
     Joins the intervals of the classes by their distances from the shares (MOVER, Zou & Donner 2008,
-    doi:10.1002/sim.3095). Resampling would call a class of which all examples are right certain.
+    doi:10.1002/sim.3095). Resampling would call a class certain if all its examples are right.
     """
     shares = right / counts
     low, high = np.transpose([wilson(*of) for of in zip(shares, counts, strict=True)])

@@ -415,7 +415,7 @@ def replay(experiment: Experiment, data: Data, workdir: epath.Path) -> dict[str,
 def forward_noting(
     model: nn.Module, params: PyTree, inputs: Inputs
 ) -> tuple[PyTree, dict[str, Array]]:
-    """Returns a model's outputs in evaluation, and whether those of each of its modules are finite.
+    """Returns a model's outputs in evaluation, and whether each module's are finite.
 
     The names, such as "000007 encoder/moe, call 2", sort by the order in which the calls end.
     """

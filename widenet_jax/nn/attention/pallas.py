@@ -97,7 +97,7 @@ class Settings(NamedTuple):
 def takes(shape: tuple[int, ...], *, float32_only: bool) -> bool:
     """Returns whether the kernel takes queries, keys and values of [B, T, N, H], see LIMITS.
 
-    `float32_only`: whether operands are float32, of which longer rows do not fit a TPU's memory.
+    `float32_only`: whether operands are float32: long rows do not fit a TPU's memory then.
     """
     _, T, N, H = shape
     longest = WHOLE if float32_only else LONGEST

@@ -205,7 +205,7 @@ def build_experts(
     """Returns a layer's experts with their parameters, and in training the key of their dropout.
 
     Args:
-      layer: the module that calls this; its fields are those of `layer.MoeLayer`.
+      layer: the module that calls this, with the fields of `layer.MoeLayer`.
       embed_dim: D.
       train: whether `layer.dropout` acts.
       drops_output: whether it acts after the output layer, too.

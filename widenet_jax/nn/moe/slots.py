@@ -123,8 +123,8 @@ def assign_slots(
 def distinct(expert_index: Array, num_experts: int) -> Array:  # [..., K] -> [..., K]
     """Returns the choices, int32, with E for those that an own router may get wrong.
 
-    Losses and dispatch count on experts from 0 to E - 1, of which a token asks none twice; a choice
-    of E is dropped.
+    Losses and dispatch count on experts from 0 to E - 1, different ones for a token; a choice of E
+    is dropped.
     """
     choices = jnp.split(expert_index.astype(jnp.int32), expert_index.shape[-1], axis=-1)
     for k, choice in enumerate(choices):

@@ -116,8 +116,7 @@ def calibrate(row: Measurement, cache: Path, note: Callable[[str], None]) -> dic
 def kernels_computing(module: Module, schedules: Schedules, share: float) -> Schedules:
     """Returns the schedules of kernels that compute in this share of the steps of their grids.
 
-    The share stands for all branches of a kernel: those that skip a block, and those of first and
-    last steps.
+    The share stands for all branches of a kernel: for skipped blocks, and for first and last steps.
     """
     return {
         one.name: found._replace(per_trip=share * found.per_trip, seldom=())

@@ -254,7 +254,7 @@ def price_instruction(
     memory = bytes_moved(instruction, operands, module, size) / (share * chip.hbm_bandwidth)
     known = cycles is not None or copied
     price = Price(instruction, trips, compute, 1e3 * trips * memory, scheduled=known)
-    if transfer:  # of which the compiler estimates nothing
+    if transfer:  # the compiler estimates none
         return price if price.ms else None
     return replace(price, estimate_ms=estimate or price.ms) if price.ms else None
 
