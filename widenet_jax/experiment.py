@@ -272,7 +272,7 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
 def check_router(config: ConfigDict, model: nn.Module) -> None:
     """Raises BadInputError where a router of the user's gives no probabilities."""
     if hasattr(ffn := model.build_ffn(model.ffn), "try_router"):
-        ffn.try_router(config.model.get("embed_dim", 64))
+        ffn.try_router(model.embed_dim)
 
 
 def init_state(

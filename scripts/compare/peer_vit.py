@@ -38,18 +38,12 @@ from widenet_jax.ops.plan.topology import parse_topology
 
 PLAIN = {"model.dropout": 0.0, "augment.mixup_alpha": 0.0, "task.label_smoothing": 0.0}
 LAMB = optax.chain(optax.clip_by_global_norm(1.0), optax.lamb(1e-3, weight_decay=0.1))
-# The peer's settings, and ours: big_vision recomputes the blocks that it scans.
-ROWS = {
-    "vit_b": {"variant": "B/16"},
-    "vit_l": {"variant": "L/16"},
-    "vit_l, blocks scanned and recomputed": {"variant": "L/16", "scan": True},
-}
+VARIANTS = {"vit_b": "B/16", "vit_l": "L/16"}
 
 
 def our_config(row: str, **fields: Any) -> ConfigDict:
-    scanned = {"model.unroll": False, "model.remat": "block"} if "scanned" in row else {}
-    config = load_config(f"configs/imagenet.py:{row[:5]}")
-    config.update_from_flattened_dict(PLAIN | scanned | fields)
+    config = load_config(f"configs/imagenet.py:{row}")
+    config.update_from_flattened_dict(PLAIN | fields)
     return config
 
 
@@ -88,7 +82,7 @@ def prices(checkout: str, tpu: str, row: str) -> Iterator[float]:
     compiler = TpuCompiler(parse_topology(tpu), cache=user_cache("plan"), note=NOTE)
     batch = 16 * compiler.topology.num_cores
     config = our_config(row, batch_size=batch)
-    settings = ROWS[row] | {"dtype_mm": "bfloat16"}
+    settings = {"variant": VARIANTS[row], "dtype_mm": "bfloat16"}
     step, shapes = peer_step(checkout, compiler.devices, batch, **settings)
     for compiled in (
         compiler.compile(row, config, data_info(config)),
@@ -106,7 +100,7 @@ def measure(checkout: str, turns: int = 3, steps: int = 4) -> None:
     with jax.set_mesh(experiment.mesh):
         state = experiment.init()
         batch = random_batch(train_batch_shapes(experiment), below={"num_classes": 1000})
-    peer, shapes = peer_step(checkout, jax.devices()[:1], 8, **ROWS["vit_b"])
+    peer, shapes = peer_step(checkout, jax.devices()[:1], 8, variant=VARIANTS["vit_b"])
     arrays = jax.tree.map(lambda x: jnp.full(x.shape, 0.01, x.dtype, device=x.sharding), shapes)
 
     def our_step() -> None:
@@ -130,13 +124,13 @@ def measure(checkout: str, turns: int = 3, steps: int = 4) -> None:
         print(f"ours {ours_s:.2f} s, big_vision {theirs_s:.2f} s: {ours_s / theirs_s:.2f}")
 
 
-def main(checkout: str, *tpus: str) -> None:
+def main(checkout: str = "", *tpus: str) -> None:
     if not Path(checkout, "big_vision/models/vit.py").is_file():
-        raise SystemExit(f"{checkout} is no checkout of big_vision")
+        raise SystemExit(f"{checkout or 'the first argument'} is no checkout of big_vision")
     if not tpus:
         return measure(checkout)
     print(f"| | {' | '.join(tpus)} |\n|---|{'---|' * len(tpus)}")
-    for row in ROWS:
+    for row in VARIANTS:
         cells = ("{:.1f} and {:.1f}".format(*prices(checkout, tpu, row)) for tpu in tpus)
         print(f"| {row} | {' | '.join(cells)} |", flush=True)
     return None

@@ -171,8 +171,8 @@ def plan_of(
         completed = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return f"plan.py was stopped after {timeout:.0f} s"
-    with contextlib.suppress(ValueError):  # a compiler may print, too
-        return json.loads(completed.stdout)
+    with contextlib.suppress(ValueError, IndexError):  # before it, a compiler may print
+        return json.loads(completed.stdout.splitlines()[-1])
     reason = completed.stderr.strip() or f"plan.py ended with exit code {completed.returncode}"
     # The launcher has another name for the flag.
     return reason.splitlines()[-1].removeprefix("error: ").replace("--topology=", "--tpu=")

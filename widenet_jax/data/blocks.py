@@ -29,7 +29,6 @@ MAX_BAD_IN_A_ROW = 16
 # So many examples of a split may be unreadable where the allowed share of it would be fewer, but no
 # more than so large a share.
 FEW_BAD, FEW_BAD_SHARE = 10, 0.05
-SMALL_SPLIT = 1000  # examples that are read before the first step
 # Key of a block's warnings: [(record, message)], beside its arrays.
 COMPLAINTS = "complaints"
 

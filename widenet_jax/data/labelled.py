@@ -133,6 +133,10 @@ class Subset(LabelledImages):
     def left_out(self) -> Mapping[str, int]:
         return self.source.left_out
 
+    @property
+    def contents(self) -> np.ndarray:
+        return self.source.contents[self.records]
+
     def files(self) -> Sequence[str]:
         return getattr(self.source, "files", tuple)()
 

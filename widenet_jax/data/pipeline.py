@@ -25,7 +25,6 @@ from widenet_jax.config.machine import usable_cores
 from widenet_jax.data.blocks import (
     COMPLAINTS,
     EXAMPLES_PER_BLOCK,
-    SMALL_SPLIT,
     Blocks,
     EvalBlocks,
     StreamBlocks,
@@ -38,6 +37,7 @@ from widenet_jax.data.contract import Batch, Data, Source, Stream
 from widenet_jax.errors import BadInputError, RunFailedError
 
 MAX_THREADS = 16
+SMALL_SPLIT = 1000  # examples that are read before the first step
 NAMED = 60  # of these that cannot be read: more than a small split may have
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.data.blocks import SMALL_SPLIT, example_spec, read_example
+from widenet_jax.data.blocks import example_spec, read_example
 from widenet_jax.data.contents import contents_sha256, same_examples
 from widenet_jax.data.contract import (
     OF_THE_RUN,
@@ -370,13 +370,16 @@ def class_counts(source: Source) -> tuple[int, ...]:
 
 
 def missing_classes(source: Source) -> tuple[str, ...]:
-    """Returns the classes without an example; () where only reading a large source would tell."""
-    names = source.info.get("class_names", ())
-    known = getattr(source, "record_labels", None) is not None or len(source) <= SMALL_SPLIT
-    counts = class_counts(source) if names and known else ()
-    if not any(counts):  # labels of another kind
+    """Returns the classes without an example; () where only reading would tell.
+
+    A source with `named_labels` knows its labels, but may lack classes.
+    """
+    labels = getattr(source, "record_labels", None)
+    labels = getattr(source, "named_labels", None) if labels is None else labels
+    if labels is None:
         return ()
-    return tuple(name for name, count in zip(names, counts, strict=True) if not count)
+    present, names = set(labels.tolist()), source.info.get("class_names", ())
+    return tuple(name for label, name in enumerate(names) if label not in present)
 
 
 def largest_share(source: Source) -> float | None:
@@ -394,16 +397,17 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
     """
     lines, advice, left_out = [], "", Counter()
     for name, source in splits:
+        missing = missing_classes(source)
         text = f"{name}: {len(source):,} {unit}"
         if isinstance(source, Stream) and not lines:
             text += f" of {source.text}"
         if isinstance(source, LabelledImages):
             text += f", {len(source.class_names):,} classes" if not lines else ""
             left_out.update(source.left_out)
-            advice = advice or (source.split_advice if missing_classes(source) else "")
+            advice = advice or (source.split_advice if missing else "")
         if lines and (count := common(splits[0], (name, source))):
             text += f", {count:,} of them in {splits[0][0]} too"
-        if missing := missing_classes(source):
+        if missing:
             text += f", none of {names_text(missing)}"
         lines.append(text)
     lines += [left_out_text(left_out) if left_out else "", advice]

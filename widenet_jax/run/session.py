@@ -546,7 +546,8 @@ def agreed(takes_it: np.ndarray, candidate: str, line: str) -> tuple[str, str]:
     if takes_it.all() or not takes_it.any():
         return candidate if takes_it.all() else "xla", line
     against = ", ".join(map(str, np.flatnonzero(~takes_it)))
-    return "xla", f"attention: xla, the choice of process {against}; here {line}"
+    here = line or f"{candidate} is right"
+    return "xla", f"attention: xla, the choice of process {against}; here {here}"
 
 
 def disagreement(names: list[str], table: np.ndarray) -> str | None:

@@ -18,7 +18,7 @@ from widenet_jax.errors import BadArgumentError, BadInputError
 from widenet_jax.files import is_text
 from widenet_jax.run.stopping import say
 from widenet_jax.text.data.files import LINES, READERS, suffix_of
-from widenet_jax.text.data.sequences import cut_text, join, sequence_row
+from widenet_jax.text.data.sequences import cut_text, join, sequence_row, whole_length
 from widenet_jax.text.data.squad import Question, Squad
 from widenet_jax.text.data.tables import read_texts
 from widenet_jax.text.span import ranked_spans
@@ -202,21 +202,21 @@ def predict_classes(options: Namespace, trained: Trained) -> Predictions:
         file_rows(options, trained, unreadable) if options.files else text_rows(options, trained)
     )
     classify, encode = classifier(trained), trained.tokenizer.encode
-    found, ids = [], []
+    found, wholes = [], []
     while some := list(itertools.islice(examples, AT_ONCE)):
         for (row, _), probs in zip(some, classify([arrays for _, arrays in some]), strict=True):
             top = best(probs, trained, options.top)
             place = ["{file} row {row}".format(**row)] if "file" in row else []
             texts = [row[name] for name in ("text", "pair") if name in row]
-            ids.append([*map(encode, texts)])
+            wholes.append(whole_length(*map(encode, texts)))
             found.append((row | {"top": top}, [*place, *texts, *shares(top, "class")]))
-    say_cut(ids, trained)
+    say_cut(wholes, trained)
     return Predictions("texts", found, {}, "", (), unreadable)
 
 
-def say_cut(ids: Sequence[Sequence[np.ndarray]], trained: Trained) -> None:
-    """Says how many texts, of these ids, were longer than the model reads."""
-    if line := cut_text(ids, trained.config.data.max_length):
+def say_cut(wholes: Sequence[int], trained: Trained) -> None:
+    """Says how many texts, of these lengths in tokens, were longer than the model reads."""
+    if line := cut_text(wholes, trained.config.data.max_length):
         say(line)
 
 
@@ -288,5 +288,5 @@ def predict_words(options: Namespace, trained: Trained) -> Predictions:
             lines += [f" [MASK] {number + 1}"] if len(masks) > 1 else []
             lines += shares(top, "word")
         found.append(({"text": text, "masks": masks}, lines))
-    say_cut([[masked_ids(tokenizer, text)] for text in options.fill], trained)
+    say_cut([whole_length(masked_ids(tokenizer, text)) for text in options.fill], trained)
     return Predictions("fills", found)

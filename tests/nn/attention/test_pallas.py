@@ -106,9 +106,10 @@ def test_at_least_as_exact_as_xla_in_bfloat16(T: int, N: int, H: int, hides: str
         assert all(x.dtype == jnp.bfloat16 and bool(jnp.isfinite(x).all()) for x in found)
         seen = slice(1 if hides == "both" else None, None)
         of[name] = errors(found[seen], right[seen])
-    # Without hidden keys the values' gradients of both are as far off as their rounding.
+    # A CPU keeps the scores of xla in float32, too, where it hides no keys.
+    limit = 1.02 if hides == "nothing" else 0.6
     pairs = zip(of["pallas"], of["xla"], strict=True)
-    assert all(ours <= 1.02 * theirs for ours, theirs in pairs), of
+    assert all(ours <= limit * theirs for ours, theirs in pairs), of
 
 
 @pytest.mark.parametrize(

@@ -100,17 +100,20 @@ def test_what_is_not_finite_is_wrong_and_valid_json():
 def test_plans_stand_beside_the_steps_of_a_known_tpu():
     """Four devices of v4 are four chips of two cores; the plan has the measured batch."""
     measured = {"batch_size": 64, "step_ms": 8.0, "attention": "pallas"}
-    steps = [{"config": name, **measured} for name in ("a.py", "b.py", "c.py")]
+    names = [f"configs/digits.py:{name}_tiny" for name in ("vit", "vit_moe", "widenet")]
+    steps = [{"config": name, **measured} for name in names]
     asked = []
 
     def plan(*arguments):
         asked.append(arguments)
         fits = {"step_ms": 6.0, "serial_ms": 7.0, "collective_ms": 0.5, "hbm_peak_gib": 2.0}
-        return {"a.py": fits, "b.py": "no compiler", "c.py": {"step_ms": None}}[arguments[0]]
+        return dict(zip(names, (fits, "no compiler", {"step_ms": None}), strict=True))[arguments[0]]
 
     device.add_plans({"device": "TPU v4", "devices": 4, "steps": steps}, plan)
-    flags = ["--config.batch_size=64", "--config.model.attention.implementation=pallas"]
-    assert sorted(asked) == [(name, "v4-8", flags) for name in ("a.py", "b.py", "c.py")]
+    flags = ["--config.batch_size=64", "--config.evaluation.batch_size=64"]
+    flags += ["--config.augment.mixup_group_size=16"]  # 16 examples on each of 4 devices
+    flags += ["--config.model.attention.implementation=pallas"]
+    assert sorted(asked) == sorted((name, "v4-8", flags) for name in names)
     assert steps[0]["planned_ms"] == 6.0 and steps[0]["planned_per_measured"] == 0.75
     assert steps[0]["with_collectives"] == 6.5 / 8
     assert steps[2]["no_plan"] == "the plan does not fit the memory"

@@ -8,7 +8,6 @@ from PIL import Image
 from small_runs import small_config
 
 from widenet_jax.config.fields import override
-from widenet_jax.data import sources
 from widenet_jax.data.sources import build_source, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.objects import splits_of
@@ -142,15 +141,19 @@ def test_a_class_without_a_training_example_is_refused():
         open_data(SOURCE, splits=([(GREY, 1), (GREY, 2)], [(GREY, 1)]))
 
 
-def test_named_classes_without_an_example_are_told(monkeypatch: pytest.MonkeyPatch):
-    """Where the split is small; a large one is not read for it."""
+def test_named_classes_without_an_example_are_told():
+    """Of lists; other objects are not read for it."""
     named = type("Named", (list,), {"classes": ("cat", "cow", "dog")})
     data = open_data(SOURCE, splits=(named([(GREY, "dog"), (GREY, 0)]), [(GREY + 1, "dog")]))
     splits = (("train", data.train), ("test", data.eval))
     told = "train: 2 images, 3 classes, none of cow; test: 1 images, none of cat, cow"
     assert overview(splits, "images") == told
-    monkeypatch.setattr(sources, "SMALL_SPLIT", 0)
-    assert overview(splits, "images") == "train: 2 images, 3 classes; test: 1 images"
+    read = lambda self, index: [(GREY, "dog"), (GREY, 0)][index]  # noqa: E731
+    named = type("Read", (list,), {"classes": ("cat", "cow", "dog"), "__getitem__": read})
+    data = open_data(SOURCE, splits=(named([7, 8]), [(GREY + 1, "dog")]))
+    splits = (("train", data.train), ("test", data.eval))
+    told = "train: 2 images, 3 classes; test: 1 images, none of cat, cow"
+    assert overview(splits, "images") == told
 
 
 def test_classes_of_the_evaluation_split_go_by_name():
@@ -202,6 +205,7 @@ def test_examples_in_both_splits_are_counted():
     for train, evaluation, count in (
         (pairs, pairs, 9),
         (pairs, pairs[2:5], 3),
+        (pairs, [(image, 1 - label) for image, label in pairs[4:]], 5),
         (pairs, [(image.copy(), label) for image, label in pairs], 9),
         (Anew(80), Anew(80), 80),
     ):

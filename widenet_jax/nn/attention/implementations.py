@@ -240,10 +240,6 @@ def attend_cudnn(
     if segment_ids is not None:
         same = (segment_ids[:, :, None] == segment_ids[:, None])[:, None]
         visible = same if visible is None else same & visible
-    if visible is not None and T % 2:
-        raise BadInputError(
-            f"{FIELD}=cudnn takes no mask of an odd number of tokens, {T}; use auto"
-        )
 
     def run(_: None, query: Array, key: Array, value: Array, visible: Array | None) -> Array:
         how = {"mask": visible, "is_causal": causal, "scale": 1.0, "implementation": "cudnn"}
@@ -251,7 +247,7 @@ def attend_cudnn(
 
     try:
         return on_each_device(run, None, query, key, value, visible)
-    except NotImplementedError as error:  # head sizes, versions
+    except (NotImplementedError, RuntimeError) as error:  # such sizes, or no cuDNN
         raise BadInputError(f"{FIELD}=cudnn: {str(error).rstrip('.')}; use auto") from None
 
 

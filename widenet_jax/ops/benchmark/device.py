@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 import widenet_jax
 from widenet_jax.config.files import load_config
@@ -44,7 +45,7 @@ class Sizes(NamedTuple):
       attention: what attention computes.
       dispatch: of the layer with experts.
       configs: whose training steps are timed.
-      batch: the most examples of a step on each device of at least 24 GiB; a quarter on others.
+      batch: the most examples of a step on each device with LARGE memory; a quarter on others.
       calls: of a step, of the product and of the copy in each round.
     """
 
@@ -78,6 +79,7 @@ CPU = Sizes(
     ("configs/digits.py:widenet_tiny", "configs/text_tiny.py:albert_tiny",
      "configs/language_model.py:tiny"), 32, 3
 )  # fmt: skip
+LARGE = 17 * 2**30  # bytes that JAX may use: more than of a device with 16 GiB
 MEASURING, PLANNING = 420, 570  # seconds after which nothing more is measured, or planned
 PLANNED = {"planned_ms": "step_ms", "planned_serial_ms": "serial_ms",
            "planned_collective_ms": "collective_ms", "planned_gib": "hbm_peak_gib"}  # fmt: skip
@@ -128,7 +130,7 @@ def measure(
         note(f"{elapsed:.0f} s: {kind}, {name}")
         try:
             if elapsed > MEASURING:
-                raise TimeoutError(f"{MEASURING} s had passed")
+                raise TimeoutError(f"left out, as {MEASURING} s had passed")
             report[kind].append(work())
         except Exception as error:  # a compiler's, in whatever class
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -209,20 +211,18 @@ def apart(found: Sequence[jax.Array], reference: Callable[[], Sequence[jax.Array
 
 def step_row(name: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
     """Times the training step of a config with the largest batch that fits, as a run trains."""
-    config, devices, attention, why = load_config(name), jax.devices(), None, ""
+    config, devices = load_config(name), jax.devices()
     info = data_info(config)
     memory = (devices[0].memory_stats() or {}).get("bytes_limit", 0)
-    batch = sizes.batch if memory >= 24 * 2**30 else sizes.batch // 4
+    batch, failed = sizes.batch if memory >= LARGE else sizes.batch // 4, None
     candidate = candidate_for(config.model.attention, devices[0].platform)
-    if candidate and config.model.attention.get("implementation") == AUTO:
-        config.batch_size = batch * len(devices)
-        attention, why = chosen_by_measuring(config, info, devices, candidate)
-    failed = None
+    asked = candidate and config.model.attention.get("implementation") == AUTO
     while True:
-        config.batch_size = config.evaluation.batch_size = batch * len(devices)
-        if "mixup_group_size" in config.get("augment", {}):
-            config.augment.mixup_group_size = min(config.augment.mixup_group_size, batch)
+        config.update_from_flattened_dict(fields_of(config, batch, len(devices)))
         try:
+            attention, why = None, ""
+            if asked:
+                attention, why = chosen_by_measuring(config, info, devices, candidate)
             experiment = build_experiment(config, info, devices, attention=attention)
             row = train_step_row(name, experiment, rounds=rounds, steps=sizes.calls)
             del row["device"], row["devices"]  # of the whole report
@@ -232,6 +232,14 @@ def step_row(name: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
             if batch == 1 or isinstance(error, BadInputError):  # a model routes whole groups
                 raise failed from None
         batch //= 2
+
+
+def fields_of(config: ConfigDict, batch: int, devices: int) -> dict[str, int]:
+    """Returns a config's fields for so many examples on each device."""
+    fields = dict.fromkeys(("batch_size", "evaluation.batch_size"), batch * devices)
+    if group := config.get("augment", {}).get("mixup_group_size"):
+        fields["augment.mixup_group_size"] = min(group, batch)
+    return fields
 
 
 def slice_name(device_kind: str, devices: int) -> str | None:
@@ -245,19 +253,23 @@ def slice_name(device_kind: str, devices: int) -> str | None:
 
 def add_plans(report: Mapping[str, Any], plan: Callable[..., Any]) -> None:
     """Adds figures of a plan to each training step's row, or the reason why there is no plan."""
-    tpu = slice_name(report["device"], report["devices"])
+    tpu, devices = slice_name(report["device"], report["devices"]), report["devices"]
 
-    def found(row: Mapping[str, Any]) -> dict[str, Any] | str:
+    def flags_of(row: Mapping[str, Any]) -> list[str]:
+        fields = fields_of(load_config(row["config"]), row["batch_size"] // devices, devices)
+        if row["attention"]:
+            fields["model.attention.implementation"] = row["attention"]
+        return [f"--config.{name}={value}" for name, value in fields.items()]
+
+    def found(row: Mapping[str, Any], flags: list[str]) -> dict[str, Any] | str:
         if tpu is None:
             return f"{report['device']} is no TPU that plans know"
-        flags = [f"--config.batch_size={row['batch_size']}"]
-        if row["attention"]:
-            flags.append(f"--config.model.attention.implementation={row['attention']}")
         return plan(row["config"], tpu, flags)
 
     steps = report["steps"]
+    flags = list(map(flags_of, steps))  # not in threads: Python may fail to parse files there
     with ThreadPoolExecutor() as pool:  # each plan is a process
-        answers = list(pool.map(found, steps))
+        answers = list(pool.map(found, steps, flags))
     for row, answer in zip(steps, answers, strict=True):
         if not isinstance(answer, str) and answer["step_ms"] is None:
             answer = "the plan does not fit the memory"

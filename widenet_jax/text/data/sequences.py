@@ -71,11 +71,15 @@ def join(tokenizer: Tokenizer, text: np.ndarray, pair: np.ndarray | None, length
     return {"tokens": np.concatenate(parts).astype(np.int32), "second": sum(map(len, parts[:3]))}
 
 
-def cut_text(ids: Sequence[Sequence[np.ndarray | None]], length: int) -> str:
-    """Returns how many examples of one or two texts `join` cuts to `length` tokens; "" for none."""
-    wholes = [1 + sum(len(text) + 1 for text in texts if text is not None) for texts in ids]
+def whole_length(*texts: Sequence[int] | np.ndarray | None) -> int:
+    """Returns the tokens of an example of one or two texts before `join` cuts it."""
+    return 1 + sum(len(text) + 1 for text in texts if text is not None)
+
+
+def cut_text(wholes: Sequence[int], length: int) -> str:
+    """Returns how many examples, of these whole lengths, `join` cuts to `length`; "" for none."""
     cut, limit = sum(whole > length for whole in wholes), f"config.data.max_length={length} tokens"
-    more = f"{cut:,} of {len(ids):,} texts are longer than {limit}, and lose their ends"
+    more = f"{cut:,} of {len(wholes):,} texts are longer than {limit}, and lose their ends"
     return more if cut else ""
 
 

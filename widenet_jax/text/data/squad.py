@@ -70,8 +70,7 @@ class Squad:
           questions: to ask instead of the split's, whose files are then not read.
 
         Raises:
-          BadInputError: a file is missing or damaged, or windows would have no room, or, in
-            training, not overlap.
+          BadInputError: a file is missing or damaged, or windows would have no room.
         """
         self._length, longest = data["max_length"], data["max_question_length"]
         room, stride = self._length - longest - SPECIAL_TOKENS, data["stride"]
@@ -81,13 +80,11 @@ class Squad:
                 f"questions of config.data.max_question_length={longest} tokens and "
                 f"{SPECIAL_TOKENS} special ones"
             )
-        if stride >= room and not info:  # a trained model's windows stay as they were
-            raise BadInputError(
-                f"config.data.stride={stride}: windows would not overlap, and cut answers apart: "
-                f"config.data.max_length={self._length} has room for {room} tokens of a context "
-                f"after config.data.max_question_length={longest}; add "
-                f"--config.data.stride={max(1, room // 2)}"
-            )
+        self.note = "" if stride < room else (
+            f"config.data.stride={stride}: windows after the longest questions do not overlap, and "
+            f"may cut answers apart: config.data.max_length={self._length} has room for {room} "
+            f"tokens; a new run may have --config.data.stride={max(1, room // 2)}"
+        )  # fmt: skip
         self._tokenizer = sequences.tokenizer_for(data, info)
         if questions is None:
             questions = read_split(data["path"], split, read_questions)

@@ -121,7 +121,10 @@ class Table:
         pairs = encode([row.pair or "" for row in rows]) if paired else [None] * len(rows)
         both = list(zip(encode([row.text for row in rows]), pairs, strict=True))
         joined = [sequences.join(tokenizer, text, pair, T) for text, pair in both]
-        self._notes = [*doubts(rows, names), sequences.cut_text(both, T)]
+        self._notes = [
+            *doubts(rows, names),
+            sequences.cut_text([*itertools.starmap(sequences.whole_length, both)], T),
+        ]
         # One array: thousands of small ones are slow to send to worker processes.
         self._ends = np.cumsum([0, *(len(one["tokens"]) for one in joined)])
         self._tokens = np.concatenate([one["tokens"] for one in joined])

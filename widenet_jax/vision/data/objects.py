@@ -1,5 +1,6 @@
 """Python objects as labelled images: what `widenet_jax.train(data=...)` takes."""
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,11 +45,14 @@ class Objects(LabelledImages):
         check_class_names(self.class_names, f"{name}.classes")
         self._name, self._examples, self._upright = name, examples, upright
         self._channels = channels
-        if isinstance(examples, list | tuple):  # which keep their examples: see `sources.common`
-            self.contents = np.array([*map(id, examples)], np.int64)
         self._numbers = {name: k for k, name in enumerate(class_names)}
         if by_place and all(isinstance(name, str) for name in class_names):
             self._numbers |= {k: k for k in range(len(class_names))}
+        if type(examples).__getitem__ in (list.__getitem__, tuple.__getitem__):  # it costs nothing
+            with contextlib.suppress(BadInputError):  # named when its example is read
+                pairs = [pair_at(examples, index, name) for index in range(len(examples))]
+                self.named_labels = np.array([self._numbers.get(label, -1) for _, label in pairs])
+                self.contents = np.array([content_of(image) for image, _ in pairs], np.int64)
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -88,6 +92,11 @@ class Objects(LabelledImages):
             ) from None
         except BadInputError as error:
             raise type(error)(f"{self.describe(index)}: {error}") from None
+
+
+def content_of(image: Any) -> int:
+    """Returns a number of a file's name or bytes, or of an object, see `sources.common`."""
+    return hash(image) if isinstance(image, str | bytes | os.PathLike) else id(image)
 
 
 def pair_at(examples: Any, index: int, name: str) -> tuple[Any, Any]:

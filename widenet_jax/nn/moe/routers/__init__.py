@@ -13,9 +13,9 @@ A router is a Linen module that owns its projection. `MoeLayer` builds it with t
 
 and returns a `typing.Routing` without slots. The K experts of a token must differ; a choice of an
 expert that the token chose before, or that does not exist, counts as dropped. Gates need be neither
-probabilities nor sum to 1; `router_probs` must: before a run a router of a user's is tried on
-random tokens. A router sees neither the step nor the tokens' ids, and keeps no state
-but parameters. A parameter may follow statistics: "balance_bias" [E], added to the scores for the
+probabilities nor sum to 1. `router_probs` must be both: before a run a user's router is tried on
+random tokens. A router sees neither the step nor the tokens' ids, and keeps no state but
+parameters. A parameter may follow statistics: "balance_bias" [E], added to the scores for the
 choice alone and returned as `Routing.balance_bias`, which `moe.losses` and the optimizer move
 towards equal loads. The products of the projection run in float32 at Precision.HIGHEST: rounding
 would move tokens between experts. A router whose own loss needs more than the fields of `Routing`
