@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from widenet_jax.config.parser import exit_code_of
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention import attend, implementations, relative
 from widenet_jax.nn.attention.distances import distance_basis
@@ -195,6 +196,11 @@ def cell(time: Callable, tpu: str, length: int) -> str:
 
 
 def main(tpus: list[str]) -> None:
+    if "--help" in tpus:
+        print(__doc__)
+        return
+    for tpu in tpus:  # before the table begins
+        tpu_devices(parse_topology(tpu, field="TPU"))
     print(f"| T | | {' | '.join(tpus)} |\n|---|---|{'---|' * len(tpus)}")
     for length in LENGTHS:
         for name, time in ROWS:
@@ -203,4 +209,4 @@ def main(tpus: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["v5e-4"])
+    raise SystemExit(exit_code_of(partial(main, sys.argv[1:] or ["v5e-4"])))

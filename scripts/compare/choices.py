@@ -17,13 +17,14 @@ import jax.numpy as jnp
 
 from widenet_jax.cli.plan import NOTE
 from widenet_jax.config.files import load_config
+from widenet_jax.config.parser import exit_code_of
 from widenet_jax.files import user_cache
 from widenet_jax.nn import dense
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.block_settings import NORMS
 from widenet_jax.nn.mlp import ACTIVATIONS
-from widenet_jax.ops.plan.compile import TpuCompiler
+from widenet_jax.ops.plan.compile import TpuCompiler, tpu_devices
 from widenet_jax.ops.plan.planner import data_info, plan_without_advice
 from widenet_jax.ops.plan.topology import parse_topology
 from widenet_jax.typing import Array, Aux
@@ -85,6 +86,11 @@ def times(tpu: str, choice: str) -> tuple[float, float]:
 
 
 def main(tpus: list[str]) -> None:
+    if "--help" in tpus:
+        print(__doc__)
+        return
+    for tpu in tpus:  # before the table begins
+        tpu_devices(parse_topology(tpu, field="TPU"))
     print(f"| | {' | '.join(tpus)} |\n|---|{'---|' * len(tpus)}")
     for choice in CHOICES:
         cells = ("{:.2f} + {:.2f}".format(*times(tpu, choice)) for tpu in tpus)
@@ -92,4 +98,4 @@ def main(tpus: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["v5e-256"])
+    raise SystemExit(exit_code_of(partial(main, sys.argv[1:] or ["v5e-256"])))

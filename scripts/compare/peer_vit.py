@@ -13,6 +13,7 @@ import statistics
 import sys
 import timeit
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -27,10 +28,12 @@ from ml_collections import ConfigDict
 
 from widenet_jax.cli.plan import NOTE
 from widenet_jax.config.files import load_config
+from widenet_jax.config.parser import exit_code_of
+from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_experiment, train_batch_shapes
 from widenet_jax.files import user_cache
 from widenet_jax.ops.benchmark.train_step import random_batch
-from widenet_jax.ops.plan.compile import TpuCompiler, lower_step
+from widenet_jax.ops.plan.compile import TpuCompiler, lower_step, tpu_devices
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.planner import data_info
 from widenet_jax.ops.plan.pricing import price_module
@@ -125,16 +128,24 @@ def measure(checkout: str, turns: int = 3, steps: int = 4) -> None:
 
 
 def main(checkout: str = "", *tpus: str) -> None:
+    if checkout == "--help":
+        print(__doc__)
+        return
     if not Path(checkout, "big_vision/models/vit.py").is_file():
-        raise SystemExit(f"{checkout or 'the first argument'} is no checkout of big_vision")
+        raise BadInputError(
+            f"{checkout or 'CHECKOUT'} is no checkout of big_vision: "
+            "git clone https://github.com/google-research/big_vision"
+        )
     if not tpus:
-        return measure(checkout)
+        measure(checkout)
+        return
+    for tpu in tpus:  # before the table begins
+        tpu_devices(parse_topology(tpu, field="TPU"))
     print(f"| | {' | '.join(tpus)} |\n|---|{'---|' * len(tpus)}")
     for row in VARIANTS:
         cells = ("{:.1f} and {:.1f}".format(*prices(checkout, tpu, row)) for tpu in tpus)
         print(f"| {row} | {' | '.join(cells)} |", flush=True)
-    return None
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    raise SystemExit(exit_code_of(partial(main, *sys.argv[1:])))

@@ -6,10 +6,12 @@ Each operation is a program of its own, without its bytes in HBM. Needs libtpu a
 """
 
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+from widenet_jax.config.parser import exit_code_of
 from widenet_jax.ops.plan.compile import compile_lowered, tpu_devices
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.pricing import price_module
@@ -70,6 +72,11 @@ def cycles(tpu: str) -> dict[str, tuple[float, float]]:
 
 
 def main(tpus: list[str]) -> None:
+    if "--help" in tpus:
+        print(__doc__)
+        return
+    for tpu in tpus:  # before the table begins
+        tpu_devices(parse_topology(tpu, field="TPU"))
     for tpu in tpus:
         print(f"| {tpu} | estimate | schedule | ratio |\n|---|---|---|---|")
         for name, (estimate, schedule) in cycles(tpu).items():
@@ -78,4 +85,4 @@ def main(tpus: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["v5e-4"])
+    raise SystemExit(exit_code_of(partial(main, sys.argv[1:] or ["v5e-4"])))

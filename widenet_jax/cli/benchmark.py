@@ -143,13 +143,12 @@ def check_new(out: Path) -> None:
 
 def device(options: Options) -> dict[str, Any]:
     check_new(options.out)
-    from widenet_jax.ops.benchmark.device import draw, measure, write
+    from widenet_jax.ops.benchmark.device import measure, write
 
     options.out.mkdir(parents=True)
     keep = partial(write, out=options.out)
     report = measure(rounds=options.rounds, plan=plan_of, note=NOTE, keep=keep)
     keep(report)
-    draw(report, options.out / "device.png")
     NOTE(f"{report['seconds']:.0f} s; {options.out} has device.md, device.png and device.json")
     return report
 

@@ -161,6 +161,15 @@ def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, ...]):
     assert attend(x, x, x, implementation="auto").shape == shape
 
 
+def test_arrays_that_do_not_fit_together():
+    x, mask = jnp.zeros((2, 8, 2, 4)), jnp.ones((2, 8))
+    for arrays in ((x[0], x[0], x[0]), (x, x, x[:, 1:]), (x, x[:, :, 1:], x[:, :, 1:])):
+        with pytest.raises(BadInputError, match=r"key and value \[B, Tk, N, H\]; here \["):
+            attend(*arrays)
+    with pytest.raises(BadInputError, match="mask is float32; must be bool"):
+        attend(x, x, x, mask=mask)
+
+
 @pytest.mark.parametrize(
     ("name", "message"), [("cudnn", "needs an NVIDIA GPU"), ("palas", "implementation=pallas")]
 )

@@ -7,6 +7,7 @@ import pytest
 from refusals import refused
 
 from widenet_jax.config.files import import_file
+from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan import printed, report
 from widenet_jax.ops.plan.compile import CompiledStep
@@ -134,6 +135,12 @@ def test_counts(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
         (["--config=configs/digits.py", "--topology=v9-8"], "v9-8 is no TPU"),
         (["--config=configs/digits.py:nothing"], "no model is named 'nothing'"),
         (["--config=configs/digits.py", "--config.batch_sice=64"], "did you mean"),
+        (["--config=configs/digits.py", "--out=x.png"], "--rows and --out belong to --calibrate"),
+        (["--config=configs/digits.py", "--price_per_core_hour=-3"], "-3 must be a number, 0 or"),
+        (
+            ["--config=configs/digits.py", "--price_per_core_hour=3", "--topology", "v3-8", "v4-8"],
+            "a table of several slices has no costs",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(plan, capsys, argv: list[str], says: str):
@@ -169,7 +176,7 @@ def test_one_plan():
     assert rows["memory per device"].strip() == "6.8 of 15.5 GiB: fits"
     assert rows["step"].strip() == (
         "220.0 ms; 193.0 to 269.3 by calibration, with collectives; 99.5% by the compiler's "
-        "schedules, 0.5% by roofline"
+        "schedules, 0.5% guessed"
     )
     assert rows["collectives, in addition"].strip() == "7.4 ms for 1,225 MB per device"
     # 61.2 x 193.0 / 220.0, and x 269.3 / 220.0.
@@ -193,3 +200,20 @@ def test_a_plan_that_does_not_fit_names_a_change():
     assert "none found (tried: --a=1; --b=2)." in plan_rows(TOO_LARGE | {"advice": nothing})
     nothing["tried"] = []
     assert "the config allows no change" in plan_rows(TOO_LARGE | {"advice": nothing})
+
+
+@pytest.mark.parametrize("name", ["attention", "choices", "schedules"])
+def test_comparisons_check_their_slices_first(name: str, capsys: pytest.CaptureFixture):
+    main = import_file(str(ROOT / f"scripts/compare/{name}.py")).main
+    with pytest.raises(BadInputError, match="TPU=v9-8 is no TPU"):
+        main(["v5e-4", "v9-8"])
+    main(["--help"])
+    assert f"scripts/compare/{name}.py" in capsys.readouterr().out
+
+
+def test_a_peer_without_a_checkout(tmp_path: Path):
+    peer = import_file(str(ROOT / "scripts/compare/peer_vit.py"))
+    with pytest.raises(BadInputError, match="no checkout of big_vision: git clone"):
+        peer.main(str(tmp_path), "v3-8")
+    config = peer.our_config("vit_b", batch_size=8)
+    assert (config.model.dropout, config.augment.mixup_alpha, config.batch_size) == (0, 0, 8)

@@ -52,17 +52,24 @@ def attend(
       [B, Tq, N, H]. A query without any key to attend to gets a finite vector without meaning.
 
     Raises:
-      BadInputError: an unknown implementation, or one that cannot run here or with these shapes.
+      BadInputError: arrays do not fit together, or an implementation is unknown, or cannot run here
+        or with these shapes.
     """
     if implementation == AUTO:
         fast = platform() == "tpu" and query.shape[1] >= PAYS_FROM and fits(query, key)
         implementation = "pallas" if fast else "xla"
     run = choose(IMPLEMENTATIONS | {AUTO: None}, implementation, field=FIELD)
-    B, Tq, Tk = (*query.shape[:2], key.shape[1])
+    B, Tq, N, H = query.shape if query.ndim == 4 else (0,) * 4
+    Tk = key.shape[1] if key.ndim == 4 else 0
+    if (key.shape, value.shape, bool(Tk)) != ((B, Tk, N, H), (B, Tk, N, H), True):
+        shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
+        raise BadInputError(f"query is [B, Tq, N, H], key and value [B, Tk, N, H]; here {shapes}")
     wanted = {"mask": (mask, (B, Tk)), "segment_ids": (segment_ids, (B, Tq))}
     for name, (array, shape) in wanted.items():
         if array is not None and array.shape != shape:
             raise BadInputError(f"{name} is {list(array.shape)}; must be {list(shape)}")
+    if mask is not None and mask.dtype != bool:
+        raise BadInputError(f"mask is {mask.dtype}; must be bool, True for keys to attend to")
     if (causal or segment_ids is not None) and Tq != Tk:
         raise BadInputError(f"causal and segment_ids need as many keys as queries, not {Tk}, {Tq}")
     return run(query, key, value, mask, segment_ids, causal)
@@ -212,7 +219,9 @@ def attend_pallas(
     from widenet_jax.nn.attention.pallas import LIMITS, hidden_keys, kernel_attend
 
     if not fits(query, key):
-        raise BadInputError(f"{FIELD}=pallas: {LIMITS}; here [B, T, N, H] is {query.shape}")
+        raise BadInputError(
+            f"{FIELD}=pallas: {LIMITS}; here [B, T, N, H] is {query.shape}; use auto"
+        )
     if platform() not in ("tpu", "cpu"):
         raise BadInputError(f"{FIELD}=pallas runs on TPUs, and on CPUs for tests; use auto")
     settings = {"float32_only": float32_only(), "interpret": platform() == "cpu"}

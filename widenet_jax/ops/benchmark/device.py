@@ -123,6 +123,7 @@ def measure(
         **{name: here[name] for name in ("python", "platform", "git")},
         "packages": here["packages"] | {"widenet_jax": widenet_jax.__version__},
         "seconds": 0.0,
+        "finished": False,
         **{kind: [] for kind in TITLES},
     }
     for kind, name, work in parts(CPU if devices[0].platform == "cpu" else ACCELERATOR, rounds):
@@ -139,7 +140,7 @@ def measure(
         keep(report)
     left = max(PLANNING - (time.perf_counter() - start), 1)
     add_plans(report, partial(plan, timeout=left))
-    return report | {"seconds": time.perf_counter() - start}
+    return report | {"seconds": time.perf_counter() - start, "finished": True}
 
 
 def parts(sizes: Sizes, rounds: int) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
@@ -282,9 +283,10 @@ def add_plans(report: Mapping[str, Any], plan: Callable[..., Any]) -> None:
 
 
 def write(report: Mapping[str, Any], out: Path) -> None:
-    """Writes device.json and device.md."""
+    """Writes device.json, device.md and device.png."""
     write_json(out / "device.json", report)
     write_text(out / "device.md", page(report))
+    draw(report, out / "device.png")
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -296,6 +298,7 @@ def page(report: Mapping[str, Any]) -> str:
         details.append(f"commit {git['commit'][:8]}" + " with changes" * git["changed"])
     lines = [
         f"# Device report: {report['devices']} x {report['device']}",
+        "" if report["finished"] else "**Interrupted: what was measured by then.**",
         f"{', '.join(details)}. Measured in {report['seconds']:.0f} s. Differences are relative, "
         f"in the root mean square, and right below {TOLERANCE}.",
         "![times](device.png)",
@@ -305,7 +308,7 @@ def page(report: Mapping[str, Any]) -> str:
         names = [n for n in (rows or [{}])[0] if any(row.get(n) not in (None, "") for row in rows)]
         rows = [{name.replace("_", " "): row.get(name) for name in names} for row in rows]
         lines += [f"## {title}", table(rows)] if rows else []
-    return "\n\n".join(lines) + "\n"
+    return "\n\n".join(filter(None, lines)) + "\n"
 
 
 def draw(report: Mapping[str, Any], out: Path) -> None:
@@ -332,4 +335,6 @@ def label(row: Mapping[str, Any]) -> str:
     """Returns the name of a bar."""
     if "config" in row:
         return f"{row['config'].rpartition('/')[2]}\nbatch {row['batch_size']}"
-    return row.get("method") or f"{row['implementation']} {row['hides']}\n{row['shape']}"
+    return (
+        row.get("method") or f"{row['implementation']} {row['hides']}".strip() + f"\n{row['shape']}"
+    )

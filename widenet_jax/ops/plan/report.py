@@ -34,7 +34,7 @@ def plan_rows(plan: Mapping[str, Any]) -> str:
         ("slice", f"{plan['topology']}: {plan['cores']} cores, {batch}"),
         ("parameters, unique", f"{plan['params']:,}"),
         ("parameters, unrolled", f"{plan['params_unrolled']:,}"),
-        ("training GFLOPs", f"{plan['gflops_per_example']:.1f} per example"),
+        ("training GFLOPs", f"{digits(plan['gflops_per_example'])} per example"),
         ("memory per device", memory),
     ]
     if plan["dispatch"]:
@@ -43,7 +43,7 @@ def plan_rows(plan: Mapping[str, Any]) -> str:
         share = plan["scheduled_share"]
         low, high = plan["step_ms_range"]
         priced = f"{digits(low)} to {digits(high)} by calibration, with collectives; "
-        priced += f"{share:.1%} by the compiler's schedules, {1 - share:.1%} by roofline"
+        priced += f"{share:.1%} by the compiler's schedules, {1 - share:.1%} guessed"
         sent = digits(plan["collective_ms"])
         sent += f" ms for {digits(plan['collective_mb'], 0)} MB per device"
         length = f"{digits(plan['hours'])} hours, {digits(plan['core_days'])} core-days, "
@@ -57,7 +57,7 @@ def plan_rows(plan: Mapping[str, Any]) -> str:
             ("run", f"{plan['steps']:,} steps: {length}"),
         ]
     if plan["cost"] is not None:
-        rows.append(("cost", f"{plan['cost']:,.2f}"))
+        rows.append(("cost", digits(plan["cost"], 2)))
     if plan["advice"]:
         rows.append(("change that fits", advice_text(plan["advice"])))
     rows.append(("compile time", f"{plan['compile_seconds']:.0f} s"))
@@ -134,7 +134,7 @@ def breakdown_table(parts: Mapping[str, Mapping[str, float]]) -> str:
     names = {
         "without overlap": "serial_ms",
         "by estimate": "estimate_ms",
-        "by roofline": "roofline_ms",
+        "guessed": "roofline_ms",
         "collectives": "collective_ms",
     }
     lines = [f"{'part':<20}{'ms':>9}{'share':>8}" + "".join(f"{name:>17}" for name in names)]
