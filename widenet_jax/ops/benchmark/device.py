@@ -283,10 +283,11 @@ def add_plans(report: Mapping[str, Any], plan: Callable[..., Any]) -> None:
 
 
 def write(report: Mapping[str, Any], out: Path) -> None:
-    """Writes device.json, device.md and device.png."""
+    """Writes device.json and device.md, and of a finished report device.png."""
     write_json(out / "device.json", report)
     write_text(out / "device.md", page(report))
-    draw(report, out / "device.png")
+    if report["finished"]:
+        draw(report, out / "device.png")
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -301,7 +302,7 @@ def page(report: Mapping[str, Any]) -> str:
         "" if report["finished"] else "**Interrupted: what was measured by then.**",
         f"{', '.join(details)}. Measured in {report['seconds']:.0f} s. Differences are relative, "
         f"in the root mean square, and right below {TOLERANCE}.",
-        "![times](device.png)",
+        "![times](device.png)" if report["finished"] else "",
     ]
     for kind, title in TITLES.items():
         rows = report[kind]
