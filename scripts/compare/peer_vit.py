@@ -104,7 +104,9 @@ def measure(checkout: str, turns: int = 3, steps: int = 4) -> None:
         state = experiment.init()
         batch = random_batch(train_batch_shapes(experiment), below={"num_classes": 1000})
     peer, shapes = peer_step(checkout, jax.devices()[:1], 8, variant=VARIANTS["vit_b"])
-    arrays = jax.tree.map(lambda x: jnp.full(x.shape, 0.01, x.dtype, device=x.sharding), shapes)
+    *held, images, labels = jax.tree.map(
+        lambda x: jnp.full(x.shape, 0.01, x.dtype, device=x.sharding), shapes
+    )
 
     def our_step() -> None:
         nonlocal state
@@ -112,11 +114,9 @@ def measure(checkout: str, turns: int = 3, steps: int = 4) -> None:
         jax.block_until_ready(metrics)
 
     def their_step() -> None:
-        nonlocal arrays
-        *arrays[:2], loss = peer(*arrays)
+        *held[:], loss = peer(*held, images, labels)
         loss.block_until_ready()
 
-    arrays = list(arrays)
     for step in (our_step, their_step):
         step()
     for _ in range(turns):

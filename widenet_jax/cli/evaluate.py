@@ -11,8 +11,8 @@
 The set is the run's evaluation split unless fields change it. A classifier of images or texts is
 measured by top-1, top-5 where there are more than 5 classes, balanced accuracy (the mean over
 classes), each class and the confusions; its classes and the classes of the set are matched by name,
-and a set may have fewer of them. The 95% intervals are Wilson's of shares, joined from those of the
-classes for balanced accuracy, from the standard error for mlm_accuracy (over sequences) and F1
+and a set may have fewer of them. The 95% intervals are Wilson's of shares, joined from the classes'
+for balanced accuracy, from the standard error for mlm_accuracy (over sequences) and F1
 (over questions), and by bootstrap for the loss; they are about the set's examples, not about other
 seeds. --predictions has a row for each image or text: file, index, truth, prediction, probability.
 --out gets evaluation.json; of classifiers also confusion.csv and confusion.png; of question

@@ -417,7 +417,7 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
 def common(one: tuple[str, Source], other: tuple[str, Source]) -> int:
     """Returns how many examples of the other (name, source) are in the first.
 
-    By their `contents`, numbers of what they hold, or by name and slice; else all or none, by a
+    By their `contents`, a number of each example, or by name and slice; else all or none, by a
     sample of both.
     """
     if all(hasattr(source, "contents") for _, source in (one, other)) and (

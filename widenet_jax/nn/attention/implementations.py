@@ -59,11 +59,11 @@ def attend(
         fast = platform() == "tpu" and query.shape[1] >= PAYS_FROM and fits(query, key)
         implementation = "pallas" if fast else "xla"
     run = choose(IMPLEMENTATIONS | {AUTO: None}, implementation, field=FIELD)
-    B, Tq, N, H = query.shape if query.ndim == 4 else (0,) * 4
-    Tk = key.shape[1] if key.ndim == 4 else 0
-    if (key.shape, value.shape, bool(Tk)) != ((B, Tk, N, H), (B, Tk, N, H), True):
+    asked, known = ((x.shape[:1], x.shape[2:]) for x in (query, key))  # all but the tokens
+    if query.ndim != 4 or asked != known or key.shape != value.shape:
         shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
         raise BadInputError(f"query is [B, Tq, N, H], key and value [B, Tk, N, H]; here {shapes}")
+    B, Tq, Tk = (*query.shape[:2], key.shape[1])
     wanted = {"mask": (mask, (B, Tk)), "segment_ids": (segment_ids, (B, Tq))}
     for name, (array, shape) in wanted.items():
         if array is not None and array.shape != shape:
@@ -256,7 +256,7 @@ def attend_cudnn(
 
     try:
         return on_each_device(run, None, query, key, value, visible)
-    except (NotImplementedError, RuntimeError) as error:  # such sizes, or no cuDNN
+    except RuntimeError as error:  # JAX does not take these sizes, or finds no cuDNN
         raise BadInputError(f"{FIELD}=cudnn: {str(error).rstrip('.')}; use auto") from None
 
 
