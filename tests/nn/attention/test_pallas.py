@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import BadInputError
@@ -159,6 +159,21 @@ def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, ...]):
     ):
         attend(x, x, x, implementation="pallas")
     assert attend(x, x, x, implementation="auto").shape == shape
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "kernel"),
+    [("TPU v3", 64, True), ("TPU v6 lite", 196, False), ("TPU v6 lite", 384, True)],
+)
+def test_unmeasured_the_kernel_is_taken_where_plans_price_it_lower(
+    kind: str, tokens: int, kernel: bool
+):
+    device = AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
+    x = jax.ShapeDtypeStruct((2, tokens, 2, 64), jnp.bfloat16)
+    axes = ("data", "fsdp", "expert")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1, 1, 1), axes, abstract_device=device)):
+        program = str(jax.make_jaxpr(attend)(x, x, x))
+    assert ("pallas_call" in program) == kernel
 
 
 def test_arrays_that_do_not_fit_together():

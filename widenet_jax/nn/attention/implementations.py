@@ -4,8 +4,8 @@
   pallas  one kernel in each direction for TPUs, see `pallas`; on a CPU it is interpreted, for tests
   cudnn   NVIDIA's kernel, for bfloat16 and float16 on a GPU
   auto    a run measures its platform's kernel on the device first, see `run.attention`; commands
-          that open a model take xla; plans, and `attend` called by itself, pallas on a TPU for rows
-          of at least 384 tokens, where its shapes allow it, or else xla
+          that open a model take xla; plans, and `attend` called by itself, pallas on a TPU where
+          its shapes allow it and rows are long enough, see `pays`, or else xla
 
 All compute the same up to rounding.
 """
@@ -25,7 +25,9 @@ from widenet_jax.typing import Array
 
 AUTO = "auto"
 FIELD = "config.model.attention.implementation"
-PAYS_FROM = 384  # T: below it plans price the kernel and XLA's attention about alike
+# T from which plans price a layer lower with the kernel than with xla, see docs/PERFORMANCE.md.
+PAYS_FROM = {"TPU v2": 1, "TPU v3": 1}
+PAYS_FROM_ELSEWHERE = 384  # on others the two are about alike below it
 
 
 def attend(
@@ -56,7 +58,7 @@ def attend(
         or with these shapes.
     """
     if implementation == AUTO:
-        fast = platform() == "tpu" and query.shape[1] >= PAYS_FROM and fits(query, key)
+        fast = pays(query.shape[1]) and fits(query, key)
         implementation = "pallas" if fast else "xla"
     run = choose(IMPLEMENTATIONS | {AUTO: None}, implementation, field=FIELD)
     asked, known = ((x.shape[:1], x.shape[2:]) for x in (query, key))  # all but the tokens
@@ -200,6 +202,11 @@ def fits(query: Array, key: Array) -> bool:
 
     limited = float32_only() or (query.dtype == jnp.float32 and platform() == "tpu")
     return query.shape == key.shape and takes(query.shape, float32_only=limited)
+
+
+def pays(tokens: int) -> bool:
+    """Returns whether the Pallas kernel is to be taken unmeasured for rows of so many tokens."""
+    return platform() == "tpu" and tokens >= PAYS_FROM.get(device_kind(), PAYS_FROM_ELSEWHERE)
 
 
 def float32_only() -> bool:
