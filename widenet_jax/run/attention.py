@@ -148,7 +148,8 @@ def faster(
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     place = user_cache("attention") / f"{digest}.json"
     if kept := kept_answer(place, candidate):
-        return kept
+        name, line = kept
+        return name, f"{line}; kept in {place}"
     with jax.default_device(device):
         answer, lasting = compare(problem, candidate, by_time=by_time)
     with contextlib.suppress(OSError):  # a cache that cannot be written
