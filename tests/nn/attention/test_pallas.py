@@ -163,12 +163,18 @@ def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, ...]):
 
 @pytest.mark.parametrize(
     ("kind", "tokens", "kernel"),
-    [("TPU v3", 64, True), ("TPU v6 lite", 196, False), ("TPU v6 lite", 384, True)],
+    [
+        ("TPU v3", 64, True),
+        ("TPU v5", 196, True),
+        ("TPU v6 lite", 196, False),
+        ("TPU v6 lite", 384, True),
+        ("cpu", 384, False),
+    ],
 )
 def test_unmeasured_the_kernel_is_taken_where_plans_price_it_lower(
     kind: str, tokens: int, kernel: bool
 ):
-    device = AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
+    device = AbstractDevice(device_kind=kind, num_cores=1, platform=kind[:3].lower())
     x = jax.ShapeDtypeStruct((2, tokens, 2, 64), jnp.bfloat16)
     axes = ("data", "fsdp", "expert")
     with jax.sharding.use_abstract_mesh(AbstractMesh((1, 1, 1), axes, abstract_device=device)):

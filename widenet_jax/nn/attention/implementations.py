@@ -5,7 +5,7 @@
   cudnn   NVIDIA's kernel, for bfloat16 and float16 on a GPU
   auto    a run measures its platform's kernel on the device first, see `run.attention`; commands
           that open a model take xla; plans, and `attend` called by itself, pallas on a TPU where
-          its shapes allow it and rows are long enough, see `pays`, or else xla
+          its shapes allow it, on v5e and v6e for rows of at least 384 tokens, or else xla
 
 All compute the same up to rounding.
 """
@@ -25,9 +25,10 @@ from widenet_jax.typing import Array
 
 AUTO = "auto"
 FIELD = "config.model.attention.implementation"
-# T from which plans price a layer lower with the kernel than with xla, see docs/PERFORMANCE.md.
-PAYS_FROM = {"TPU v2": 1, "TPU v3": 1}
-PAYS_FROM_ELSEWHERE = 384  # on others the two are about alike below it
+# Where plans price a layer lower with the kernel than with xla, see docs/PERFORMANCE.md: on any TPU
+# from this T; on these at any T. On others the two are about alike below it.
+PAYS_FROM = 384
+SHORT_ROWS_PAY = ("TPU v2", "TPU v3", "TPU v4", "TPU v5")  # the last is v5p
 
 
 def attend(
@@ -58,7 +59,8 @@ def attend(
         or with these shapes.
     """
     if implementation == AUTO:
-        fast = pays(query.shape[1]) and fits(query, key)
+        pays = query.shape[1] >= PAYS_FROM or device_kind() in SHORT_ROWS_PAY
+        fast = platform() == "tpu" and pays and fits(query, key)
         implementation = "pallas" if fast else "xla"
     run = choose(IMPLEMENTATIONS | {AUTO: None}, implementation, field=FIELD)
     asked, known = ((x.shape[:1], x.shape[2:]) for x in (query, key))  # all but the tokens
@@ -202,11 +204,6 @@ def fits(query: Array, key: Array) -> bool:
 
     limited = float32_only() or (query.dtype == jnp.float32 and platform() == "tpu")
     return query.shape == key.shape and takes(query.shape, float32_only=limited)
-
-
-def pays(tokens: int) -> bool:
-    """Returns whether the Pallas kernel is to be taken unmeasured for rows of so many tokens."""
-    return platform() == "tpu" and tokens >= PAYS_FROM.get(device_kind(), PAYS_FROM_ELSEWHERE)
 
 
 def float32_only() -> bool:

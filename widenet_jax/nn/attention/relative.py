@@ -14,10 +14,10 @@ from widenet_jax.nn.attention.full import HeadProjections
 from widenet_jax.nn.attention.implementations import (
     AUTO,
     FIELD,
+    PAYS_FROM,
     attention_gradients,
     centred,
     float32_only,
-    pays,
     product,
 )
 from widenet_jax.nn.dense import KernelAndBias, linear
@@ -88,7 +88,7 @@ def attend(
     if implementation == AUTO:
         T, S = query.shape[1], key.shape[1]
         # Longer memories have been compiled for the forward pass only; a v4 lacks room backward.
-        fast = pays(T) and S <= 2 * T and fits(query, key)
+        fast = platform() == "tpu" and T >= PAYS_FROM and S <= 2 * T and fits(query, key)
         implementation = "pallas" if fast else "xla"
     run = choose(IMPLEMENTATIONS, implementation, field=FIELD)
     return run(query, key, value, at_query, at_key, first)
