@@ -68,7 +68,8 @@ CHOICES = {
     "q, k, v by one product": ({}, [patch.dict(ATTENTIONS, full=OneProduct)]),
     "`sharding.fsdp=1`": ({"sharding.fsdp": 1}, []),
     "`model.unroll=False`": ({"model.unroll": False}, []),
-    "`model.attention.implementation=pallas`": ({"model.attention.implementation": "pallas"}, []),
+    "attention by `xla`": ({"model.attention.implementation": "xla"}, []),
+    "attention by `pallas`": ({"model.attention.implementation": "pallas"}, []),
 }
 
 
