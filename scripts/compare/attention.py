@@ -7,6 +7,7 @@ the projections too, which write and read in the order that suits the method. Re
 a layer of WT-B, 8 rows after as long a memory. Needs libtpu and no TPU.
 """
 
+import itertools
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +32,8 @@ from widenet_jax.ops.plan.topology import Topology, parse_topology
 from widenet_jax.sharding import build_mesh
 
 B, N, H = 16, 12, 64
-LENGTHS = (196, 512)
+LENGTHS = (196, 512)  # T
+OF_A_LAYER = (64, 128, 144, 256, 257, 384)  # T at which layers of full attention are priced, too
 MASKED = ("JAX's", "xla", "pallas")
 
 
@@ -174,12 +176,13 @@ def with_jax_gradient(*arrays: jax.Array, implementation: str) -> jax.Array:
     return relative._attend_forward(*arrays)[0]
 
 
+LAYERS = [(f"{name}, a layer", partial(layer, method=name)) for name in ("xla", "pallas")]
 ROWS = [
     *((f"{name}, alone", partial(alone, method=name, masked=False)) for name in METHODS),
     ("xla, keys not centred, alone", partial(otherwise, centred=lambda keys, axis: keys)),
     ("xla, scores as [queries, keys], alone", partial(otherwise, product=queries_first)),
     *((f"{name}, alone, a mask", partial(alone, method=name, masked=True)) for name in MASKED),
-    *((f"{name}, a layer", partial(layer, method=name)) for name in ("xla", "pallas")),
+    *LAYERS,
     ("relative, xla, a layer", relative_layer),
     ("relative, pallas, a layer", partial(relative_layer, method="pallas")),
     ("relative, JAX's gradient", partial(relative_layer, attend=with_jax_gradient)),
@@ -202,10 +205,10 @@ def main(tpus: list[str]) -> None:
     for tpu in tpus:  # before the table begins
         tpu_devices(parse_topology(tpu, field="TPU"))
     print(f"| T | | {' | '.join(tpus)} |\n|---|---|{'---|' * len(tpus)}")
-    for length in LENGTHS:
-        for name, time in ROWS:
-            cells = (cell(time, tpu, length) for tpu in tpus)
-            print(f"| {length} | {name} | {' | '.join(cells)} |", flush=True)
+    rows = [*itertools.product(LENGTHS, ROWS), *itertools.product(OF_A_LAYER, LAYERS)]
+    for length, (name, time) in rows:
+        cells = (cell(time, tpu, length) for tpu in tpus)
+        print(f"| {length} | {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
