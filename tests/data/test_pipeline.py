@@ -178,6 +178,7 @@ def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
     return [pid for pid in pids if alive(pid)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")
 def test_workers_leave_when_the_run_is_killed(tmp_path):
     process, pids = start_orphans(tmp_path, "2", "wait")

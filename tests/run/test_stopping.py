@@ -78,16 +78,6 @@ def test_while_training(digits_run: Path, tmp_path: Path, capsys: pytest.Capture
     assert_same_end(tmp_path, digits_run)
 
 
-def test_ctrl_c_while_compiling(tmp_path: Path):
-    """There is no checkpoint yet, and the message promises none."""
-    run = start(command(tmp_path / "run", **{"model.loop.core": ((6, 1),)}))
-    wait_until((tmp_path / "run" / "environment.json").exists, run)
-    run.send_signal(signal.SIGINT)
-    told = f"stopped: Ctrl-C; nothing new to save. {AGAIN}"
-    assert stopped(run, 130) == told
-    assert last_step(tmp_path / "run") == 0
-
-
 @pytest.mark.slow
 def test_ctrl_c_after_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture

@@ -12,6 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,7 +109,7 @@ def digest_of(file: Path) -> str:
     )
 
 
-def with_files_beside(file: Path) -> dict[Path, set[str]]:
+def with_files_beside(file: Path) -> dict[Path, frozenset[str]]:
     """Returns the names that a file imports, and the same of each file beside it that it needs.
 
     These are the files that it imports from `configs`, directly or by each other; but not this
@@ -120,7 +121,7 @@ def with_files_beside(file: Path) -> dict[Path, set[str]]:
         try:
             found[one] = imported_names(one.read_text())
         except (SyntaxError, UnicodeDecodeError):
-            found[one] = set()  # importing it says so
+            found[one] = frozenset()  # importing it says so
         if one != file and one.parent == CONFIGS and not adds_parts(found[one]):
             del found[one]
             continue
@@ -178,7 +179,8 @@ def adds_parts(names: Iterable[str]) -> bool:
     return any(name.startswith("widenet_jax") and not name.startswith(PLAIN) for name in names)
 
 
-def imported_names(source: str) -> set[str]:
+@cache  # of the text: a command may load hundreds of configs
+def imported_names(source: str) -> frozenset[str]:
     """Returns the modules that code imports, and what it takes from them: {"configs.digits"}."""
     names = set()
     for node in ast.walk(ast.parse(source)):
@@ -186,7 +188,7 @@ def imported_names(source: str) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def place_of(error: Exception, path: str) -> str:
