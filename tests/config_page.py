@@ -39,7 +39,7 @@ MODELS = """\
 `configs/sizes.py` has the values of each model; a default below holds where it names none.
 `model.activation`, `model.kernel_init` and a language model's `model.dropout` also set the fields
 of that name in the section of a feed-forward, unless the variant or a flag gives them another
-value. Fields of a pretrained model (`glue.py`, `squad.py`, `finetune.py:pretrained`) are set alone.
+value; in a pretrained model (`glue.py`, `squad.py`, `finetune.py:pretrained`) they do not.
 """
 
 

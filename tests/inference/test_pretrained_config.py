@@ -51,6 +51,18 @@ def test_the_whole_section_is_taken_and_may_be_overridden(tmp_path):
     assert set_fields(other, ["--config.seed=5"]).model.to_dict() == ALBERT
 
 
+def test_a_width_that_no_block_has(tmp_path):
+    """Without the refusal a search over it would train the same model many times."""
+    flags = ["--config.model.mlp_dim=64"]
+    with pytest.raises(BadInputError, match="ffn=moe is in all blocks; set"):
+        set_fields(cifar10.get_config("widenet_s"), flags)
+    for variant in ("vit_s", "widenet_s,ffn_blocks=last_2"):
+        assert set_fields(cifar10.get_config(variant), flags).model.mlp_dim == 64
+    place = run(tmp_path / "begun", WIDENET)
+    begun = set_fields(cifar10.get_config("widenet_s"), flags, workdir=place)
+    assert begun.model.mlp_dim == 64  # a run of earlier versions resumes
+
+
 @pytest.mark.parametrize("router", ["top_k", "noisy_top_k", "sigmoid"])
 def test_a_stored_router_has_the_losses_that_it_has_from_scratch(router: str, tmp_path):
     variant = f"widenet_4_s,router={router}"

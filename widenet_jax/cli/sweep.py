@@ -3,7 +3,8 @@
   python scripts/sweep.py --config=configs/digits.py --workdir=runs/sweep --workers=2 \\
       --sweep optimizer.learning_rate=1e-3,3e-3 --sweep seed=0,1,2
   python scripts/sweep.py --config=configs/digits.py --workdir=runs/search --search=tpe \\
-      --trials=20 --prune --space optimizer.learning_rate=log:1e-4:1e-2 --space model.mlp_dim=64,128
+      --trials=20 --prune --space model.moe.mlp_dim=64,128 \\
+      --space optimizer.learning_rate=log:1e-4:1e-2
 
 --config.FIELD=VALUE sets a field for all trials. In --sweep, 'variant' is the config's argument,
 and semicolons part values that have commas; without --sweep and --zip, the config's get_sweep lists

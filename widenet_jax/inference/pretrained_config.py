@@ -17,8 +17,10 @@ from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
 from widenet_jax.specs import MODELS, model_spec, resolve, task_spec, task_specs
 
 sizes = configs_module("sizes")
+PLAIN = sizes.FFNS["dense"]
 PRETRAINED = "pretrained"
 INIT_FROM = "--config.init_from="
+WIDTH = "--config.model.mlp_dim="
 NAME_MODEL = (
     "name the model in --config=FILE:VARIANT, as in configs/finetune.py:vit_b for a ViT-B of "
     "Google (.npz) or Hugging Face"
@@ -40,12 +42,13 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
         model it started from.
 
     Raises:
-      BadInputError: as `override`; or there is no pretrained model, or it has no such field.
+      BadInputError: as `override`; there is no pretrained model, or it has no such field; or a new
+        run's flag sets a width that no block has.
     """
+    begun = workdir and config_file(workdir).exists() and not may_replace(absolute(workdir))
     if config.get("model", {}).get("name") == PRETRAINED:
         override(config, [flag for flag in flags if flag.startswith(INIT_FROM)])
         beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
-        begun = workdir and config_file(workdir).exists() and not may_replace(absolute(workdir))
         sections = pretrained_sections(workdir if begun else config.init_from)
         place = f"--workdir={workdir}" if begun else f"config.init_from={config.init_from}"
         check_kind(sections["model"], config, place)
@@ -62,7 +65,21 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
             config.model = merged(pretrained, beside, config.init_from)
             if "imports" in sections:
                 config.imports = (*config.get("imports", ()), *sections["imports"])
-    return override(config, flags)
+    override(config, flags)
+    if not begun and any(flag.startswith(WIDTH) for flag in flags):
+        check_width(config.model)
+    return config
+
+
+def check_width(model: ConfigDict) -> None:
+    """Raises BadInputError if no block of a model has the dense feed-forward, of `mlp_dim`."""
+    ffn = model.get("ffn", PLAIN)
+    if ffn != PLAIN and model.ffn_blocks == "all":
+        there = f"set config.model.{ffn}.mlp_dim" if "mlp_dim" in model[ffn] else "leave it out"
+        raise BadInputError(
+            f"config.model.mlp_dim is the width of dense feed-forwards, and ffn={ffn} is in all "
+            f"blocks; {there}"
+        )
 
 
 def check_kind(model: Mapping[str, Any], config: ConfigDict, place: str) -> None:
