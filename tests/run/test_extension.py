@@ -68,6 +68,15 @@ def test_cosine_says_what_becomes_of_the_rate(tmp_path: Path):
         length(workdir, "40 steps", **{"optimizer.warmup": "10%"})  # 2 steps, then 4
 
 
+def test_loops_that_grow_say_what_becomes_of_them(tmp_path: Path):
+    """Of 2 loops the second begins after half the run: of 20 steps, or of 60."""
+    grow = {"model.loop.counts.train": "grow", "model.loop.tie.norms": "loops"}
+    told = "with other loops: the loops of step 20 were 2, the next one's are 1. A run of 60 steps"
+    with pytest.raises(BadInputError, match=told):
+        length(run_of(tmp_path / "20", 20, **grow), "60 steps", **grow)
+    assert length(run_of(tmp_path / "10", 10, **grow), "60 steps", **grow) == ""
+
+
 def test_what_cannot_be_extended(tmp_path: Path):
     workdir = run_of(tmp_path, 20)
     with pytest.raises(BadInputError, match="'20 steps' there, '19 steps' here, which is shorter"):

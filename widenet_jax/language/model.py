@@ -113,7 +113,8 @@ class LanguageModel(BlockSettings, kw_only=True):
         if getattr(self.build_ffn(self.ffn), "mixes", False) and not self.allow_mixing:
             raise BadInputError(
                 f"config.model.ffn={self.ffn}: these experts see later tokens, the answers of a "
-                "language model; choose others, or set config.model.allow_mixing=true"
+                "language model; choose another router, or moe.priority=token_order, or set "
+                "config.model.allow_mixing=true"
             )
         counts = Loop.of(self.loop).counts
         other = f"eval={counts.eval}" if counts.eval else f"train={counts.train}"

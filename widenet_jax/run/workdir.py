@@ -25,6 +25,7 @@ from widenet_jax.checkpoint.series import steps_in
 from widenet_jax.config.durations import to_steps
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment
+from widenet_jax.nn.loop import Loop
 from widenet_jax.optim.build import build_learning_rate
 from widenet_jax.run.stopping import say
 
@@ -298,14 +299,14 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
     Args:
       workdir: of the run.
       experiment: of the run, with the duration that it has now.
-      extend: whether the user has asked to change the learning rate with the length (--extend).
+      extend: whether the user has asked to change with the length what follows it (--extend).
 
     Returns:
-      A line on how the learning rate changes; "" if the rates of all past steps stay.
+      A line on how the learning rate and growing loops change; "" if those of all past steps stay.
 
     Raises:
-      BadInputError: the run is to become shorter; or longer, with another learning rate for steps
-        that are done, and `extend` is False; or there is no run to extend.
+      BadInputError: the run is to become shorter; or longer, with another learning rate or other
+        loops for steps that are done, and `extend` is False; or there is no run to extend.
     """
     file, config = workdir / "config.json", experiment.config
     if not file.exists() or files.may_replace(workdir):
@@ -322,20 +323,29 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
             "its config to resume it, or name a new --workdir"
         )
     done = max(steps_in(workdir / LAST), default=0)
+    steps, changes = np.arange(done), {}
     rate = partial(build_learning_rate, config.optimizer, **sizes)
     old, new = rate(total_steps=before), rate(total_steps=now)
-    steps = np.arange(done)
-    if now == before or np.array_equal(old(steps), new(steps)):
+    if now != before and not np.array_equal(old(steps), new(steps)):
+        changes[f"another {config.optimizer.schedule} schedule"] = (
+            f"the learning rate of step {done:,} was {old(done - 1):.3g}, the next one's is "
+            f"{new(done):.3g}, and the last one's, of step {now:,}, is {new(now - 1):.3g}"
+        )
+    loop = Loop.of(experiment.model.loop)
+    if loop.counts.train == "grow":
+        first, then = (loop.draw(None, np.append(steps, done) / end) for end in (before, now))
+        if not np.array_equal(first[:-1], then[:-1]):
+            changes["other loops"] = (
+                f"the loops of step {done:,} were {first[-2]}, the next one's are {then[-1]}"
+            )
+    if not changes:
         return ""
-    change = (
-        f"the learning rate of step {done:,} was {old(done - 1):.3g}, the next one's is "
-        f"{new(done):.3g}, and the last one's, of step {now:,}, is {new(now - 1):.3g}. A run of "
-        f"{now:,} steps from the start would have had other rates"
-    )
+    change = "; ".join(changes.values())
+    change += f". A run of {now:,} steps from the start would have had others"
     if not extend:
         raise BadInputError(
             f"--workdir={workdir} holds a run of {before:,} steps, and config.duration="
-            f"{config.duration!r} makes it {now:,}, with another {config.optimizer.schedule} "
-            f"schedule: {change}. To continue like this add --extend"
+            f"{config.duration!r} makes it {now:,}, with {' and '.join(changes)}: {change}. To "
+            "continue like this add --extend"
         )
     return f"extended from {before:,} to {now:,} steps: {change}"

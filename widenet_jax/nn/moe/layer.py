@@ -156,7 +156,7 @@ class MoeLayer(nn.Module):
         check_range(f"{SECTION}.output_dropout", self.output_dropout, 0.0, 0.99)
         choose(ACTIVATIONS, self.activation, field=f"{SECTION}.activation")
         check_activation(self.activation, self.output_activation)
-        if self.mixes:
+        if self.experts_choose:
             self.check_experts_choose()
 
     def check_experts_choose(self) -> None:
@@ -181,7 +181,7 @@ class MoeLayer(nn.Module):
         key = self.make_rng("router") if train and self.has_rng("router") else None
         # In float32, whatever `dtype`: rounding would move tokens between experts.
         routing = self.called(router, x.astype(jnp.float32), mask, key=key, train=train)
-        if not self.mixes:
+        if not self.experts_choose:
             chosen = distinct(routing.expert_index, self.num_experts)
             routing = routing.replace(expert_index=chosen)
         if router.has_variable("params", BALANCE_BIAS) != (routing.balance_bias is not None):
@@ -192,7 +192,7 @@ class MoeLayer(nn.Module):
         losses, loss = balance_losses(routing, mask, self.losses)
         limit = self.limit(mask.sum(axis=1, dtype=jnp.int32), train=train)
         limit = jnp.minimum(limit, capacity)
-        if self.mixes:
+        if self.experts_choose:
             routing = assign_by_experts(routing, mask, capacity=capacity, limit=limit)
             lost = {"no_expert": tokens_without_expert(routing, mask), "dropped": jnp.int32(0)}
         else:
@@ -241,7 +241,7 @@ class MoeLayer(nn.Module):
         if not isinstance(routing, Routing):
             raise BadInputError(f"{where} returns {type(routing).__name__}; return a Routing")
         sizes = {"K": self.num_selected_experts, "E": self.num_experts}
-        chosen = "E" if self.mixes else "K"
+        chosen = "E" if self.experts_choose else "K"
         names = {"expert_index": chosen, "gate": chosen, "router_probs": "E", "router_logits": "E"}
         for name, last in names.items():
             array, shape = getattr(routing, name), (*groups, sizes[last])
@@ -300,9 +300,15 @@ class MoeLayer(nn.Module):
         return self.router_class().__module__.startswith("widenet_jax.")
 
     @property
-    def mixes(self) -> bool:
-        """Whether a token's experts depend on other tokens' scores, in evaluation, too."""
+    def experts_choose(self) -> bool:
+        """Whether experts choose tokens: a token's experts depend on other tokens' scores."""
         return getattr(self.router_class(), "mixes", False)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a token's output depends on later tokens, in evaluation, too."""
+        later_first = self.priority != "token_order" and self.capacity_rule != UNLIMITED
+        return self.experts_choose or later_first
 
     def build_shared(self) -> Mlp:
         """Returns the shared experts as one dense feed-forward."""
