@@ -4,14 +4,21 @@
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+from etils import epath
 
 from widenet_jax.config.files import load_config
+from widenet_jax.errors import RunFailedError
 from widenet_jax.main import main, parse_flags, report
+from widenet_jax.run.session import errors_in_one_line
+from widenet_jax.run.stopping import Stop
 
 ROOT = Path(__file__).parents[1]
 DIGITS = "--config=configs/digits.py"
@@ -193,6 +200,26 @@ def test_a_failed_run(capsys: pytest.CaptureFixture, tmp_path: Path):
     last = err.splitlines()[-1]
     assert last.startswith("failed: the loss is nan at step 2, in the batch of training images")
     assert "config.optimizer.learning_rate" in last and "Traceback" not in err
+
+
+def test_a_platform_that_is_not_there(tmp_path: Path):
+    flags = [DIGITS, f"--workdir={tmp_path}/run"]
+    env = os.environ | {"JAX_PLATFORMS": "cuda"}
+    program = [sys.executable, "-m", "widenet_jax.main", *flags]
+    done = subprocess.run(program, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    *_, line = done.stderr.splitlines()
+    assert line.startswith("error: JAX cannot open its devices, JAX_PLATFORMS='cuda': ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_device_that_is_out_of_memory(tmp_path: Path):
+    enormous = jax.jit(lambda x: x + jnp.zeros(2**46))  # 256 TiB
+    with (
+        pytest.raises(RunFailedError, match=r"is out of memory \(RESOURCE_EXHAUSTED.* a smaller"),
+        errors_in_one_line(epath.Path(tmp_path), Stop()),
+    ):
+        enormous(1.0)
 
 
 RESULT = {

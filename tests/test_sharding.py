@@ -64,6 +64,9 @@ def test_a_mesh_that_does_not_fit(fsdp: int, expert: int):
         ("encoder/moe/experts/wi/bias", (4, 128), 1, 2, P("expert", None)),
         ("encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", None, "fsdp")),
         ("0/mu/encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", None, "fsdp")),
+        # An optimizer's numbers that are not stacked, such as Adafactor's placeholders.
+        ("0/count/encoder/moe/experts/wi/kernel", (), 1, 2, P()),
+        ("0/v_row/encoder/moe/experts/wi/kernel", (1,), 1, 2, P(None)),
         # Only the name decides.
         ("encoder/my_experts/kernel", (4, 64), 1, 2, P(None, None)),
     ],

@@ -105,7 +105,7 @@ def build_experiment(
     model = model_of(config, task, attention)
     check_batch(config, model, task, mesh)
     params = parameter_shapes(model, input_spec(task))
-    check_router(config, model)
+    check_router(model)
     check_freeze(config.optimizer, params, config.init_from)
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     sizes |= {"depth": model.depth, "total_steps": total_steps}
@@ -269,7 +269,7 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
             )
 
 
-def check_router(config: ConfigDict, model: nn.Module) -> None:
+def check_router(model: nn.Module) -> None:
     """Raises BadInputError where a router of the user's gives no probabilities."""
     if hasattr(ffn := model.build_ffn(model.ffn), "try_router"):
         ffn.try_router(model.embed_dim)

@@ -30,6 +30,7 @@ from widenet_jax.errors import (
     StoppedError,
     UnknownNameError,
     check_range,
+    first_line,
 )
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.run.stopping import Stop, end_process, say
@@ -214,7 +215,14 @@ def main(argv: Sequence[str]) -> int:
         from widenet_jax import train
         from widenet_jax.run.workdir import missing_imports
 
-        stop.share(hosts=jax.process_count())  # opens the devices
+        try:
+            hosts = jax.process_count()  # opens the devices
+        except (RuntimeError, AssertionError) as error:  # the latter: a platform that is not there
+            chosen = os.environ.get("JAX_PLATFORMS", "")
+            raise BadInputError(
+                f"JAX cannot open its devices, JAX_PLATFORMS={chosen!r}: {first_line(error)}"
+            ) from error
+        stop.share(hosts=hosts)
         how = {"mode": own.mode, "extend": own.extend, "profile": own.profile}
         try:
             result = train.run(config, own.workdir, stop=stop, **how)
@@ -245,7 +253,8 @@ def end(line: str, code: int) -> int:
     if jax := sys.modules.get("jax"):
         # Initial parameters or a step may still be computed, since JAX dispatches asynchronously.
         # Python's exit handlers should find idle devices.
-        with contextlib.suppress(RuntimeError):  # a failed computation; `line` says why
+        # A failed computation, or no devices; `line` says why.
+        with contextlib.suppress(RuntimeError, AssertionError):
             jax.block_until_ready(jax.live_arrays())
     return code
 

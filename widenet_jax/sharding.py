@@ -109,7 +109,8 @@ def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     more than storing them.
     """
     spec: list[str | None] = [None] * len(shape)
-    if is_expert(path) and mesh.shape["expert"] > 1:
+    # An optimizer may keep numbers of experts that are not stacked.
+    if is_expert(path) and len(shape) >= 2 and mesh.shape["expert"] > 1:
         spec[0] = "expert"
     fsdp = mesh.shape["fsdp"]
     if fsdp > 1 and len(shape) >= 2 and int(np.prod(shape)) >= 2**12:

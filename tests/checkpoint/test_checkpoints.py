@@ -165,3 +165,24 @@ def test_a_checkpoint_copied_to_the_best_is_not_the_best(saved: Path, on_one: Me
         checkpoints.restore(target_on(on_one))
         assert checkpoints.best_value == 0.9 and checkpoints.best.steps() == [5]
     assert "renamed to 6.damaged" in capfd.readouterr().err
+
+
+def test_a_best_one_that_the_disk_does_not_give_stays(saved: Path, on_one: Mesh):
+    """A link that leads to itself is unreadable even for root, as a disk may be for a while."""
+    with closing(checkpoints_in(saved)) as checkpoints:
+        checkpoints.save_best(place(state_of(5), on_one), step=5, value=0.9)
+        checkpoints.wait()
+    manifest = saved / "best" / "5" / "manifest.json"
+    content = manifest.read_bytes()
+    manifest.unlink()
+    manifest.symlink_to(manifest)
+    with (
+        closing(checkpoints_in(saved)) as checkpoints,
+        pytest.raises(RunFailedError, match=r"best/5 cannot be read: .* retry"),
+    ):
+        checkpoints.restore(target_on(on_one))
+    manifest.unlink()
+    manifest.write_bytes(content)
+    with closing(checkpoints_in(saved)) as checkpoints:
+        checkpoints.restore(target_on(on_one))
+        assert checkpoints.best_value == 0.9

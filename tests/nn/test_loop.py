@@ -359,6 +359,7 @@ def test_options_write_loops():
             "routing=first uses the first loop's router alone; set .*tie.router=loops",
         ),
         ({"core": ((2, 2000),)}, r"both from 1 to 1024"),
+        ({"prelude": 1}, r"core=None: give \(layers, loops\)"),
         ({"counts": {"train": "all"}}, "counts.train='all' is unknown"),
         ({"counts": {"max": 3}}, "loop.counts.max is unknown"),
         ({"condition": "index"}, "condition=index needs config.model.loop.tie.norms=loops or core"),

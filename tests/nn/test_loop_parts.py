@@ -13,6 +13,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.blocks import begin_core
 from widenet_jax.nn.loop import Loop
+from widenet_jax.nn.loop_runs import run_counted
 from widenet_jax.nn.mlp import Mlp
 
 LOOPED = {"prelude": 1, "core": ((2, 2), (1, 3)), "coda": 1, "tie": TIED, "inject": "linear"}
@@ -190,6 +191,22 @@ def test_gradients_of_the_last_loops_alone():
 
     two = [jax.jit(jax.value_and_grad(f))(params) for f in (expected, found)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), *two)
+
+
+def test_no_two_pieces_draw_the_same_noise():
+    """Two groups of one piece, 3 loops each; 5 are drawn, with gradients through all."""
+
+    def run(x, inputs, *, learns=True):
+        return x, jnp.array([[index for _, _, index, _ in inputs]])
+
+    def indices(first: int) -> list[int]:
+        row = [({}, None, first, jnp.zeros(1, jnp.int32))]
+        beyond = (3, (first + 1) << 16)
+        return run_counted(run, jnp.zeros(1), row, jnp.int32(5), 6, beyond)[1][0].ravel().tolist()
+
+    found = [indices(first)[:5] for first in (0, 3)]
+    assert [row[:3] for row in found] == [[0, 1, 2], [3, 4, 5]]
+    assert len({index for row in found for index in row}) == 10
 
 
 def test_how_many_loops_are_drawn():

@@ -25,6 +25,15 @@ def test_the_average_by_hand():
     assert int(state.count) == 3
 
 
+def test_frozen_parameters_stay_to_the_bit():
+    tx = with_average(optax.sgd(0.0), 0.999)
+    params = {"w": jnp.linspace(0.1, 3.0, 1000)}
+    state = tx.init(params)
+    for _ in range(50):
+        _, state = tx.update(params, state, params)
+    np.testing.assert_array_equal(state.average["w"], params["w"])
+
+
 def test_swapping_twice_changes_nothing():
     state = AverageState((), {"w": jnp.zeros(2)}, jnp.int32(1))
     stored, kept = swap(PARAMS, state)

@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.checkpoint.manifest import fingerprint
-from widenet_jax.checkpoint.series import FORMAT_VERSION, Restored, Series
+from widenet_jax.checkpoint.series import FORMAT_VERSION, CannotReadError, Restored, Series
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.optim.build import swap
 from widenet_jax.step import COUNTERS, TrainState
@@ -78,6 +78,8 @@ class Checkpoints:
         """Returns the best value of the primary metric so far; None where none is kept."""
         try:
             best, damaged = self.best.newest({})
+        except CannotReadError:  # it may be intact
+            raise
         except RunFailedError as error:  # the run can do without: the next best replaces it
             print(f"warning: {error}", file=sys.stderr)
             self.best.quarantine(dict.fromkeys(self.best.steps(), "is not intact"))

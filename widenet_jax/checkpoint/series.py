@@ -41,6 +41,10 @@ class CannotWriteError(RunFailedError):
     """A checkpoint could not be written."""
 
 
+class CannotReadError(RunFailedError):
+    """A checkpoint could not be read, for a reason that may pass."""
+
+
 class Restored(NamedTuple):
     """The content of a checkpoint: `items` by name, and its `meta`, which holds the step."""
 
@@ -199,7 +203,8 @@ class Series:
 
         Raises:
           BadInputError: the checkpoint holds a different model or has another format version.
-          RunFailedError: no checkpoint is intact, or the disk cannot be read.
+          CannotReadError: the disk cannot be read.
+          RunFailedError: no checkpoint is intact.
         """
         damaged: dict[int, str] = {}
         while (step := self._next_whole(damaged, only)) != NONE:
@@ -235,19 +240,27 @@ class Series:
 
         Looks at the step `only` alone, if it is given. Returns NONE if there is no such step.
         """
-        found = NONE
+        found, failure = NONE, None
         if jax.process_index() == 0:
             steps = [s for s in self.steps() if only in (None, s) and s not in damaged]
             for step in reversed(steps):
-                with errors_of_reading(self.directory / str(step)):
-                    problem = damage(self.directory / str(step))
+                try:
+                    with errors_of_reading(self.directory / str(step)):
+                        problem = damage(self.directory / str(step))
+                except CannotReadError as error:  # raised when the other hosts know
+                    failure = error
+                    break
                 if problem is None:
                     found = step
                     break
                 damaged[step] = problem
         # Every host must know whether any checkpoint is damaged, because this decides between an
         # error and a new run. Only the first host knows which.
-        found, count = multihost_utils.broadcast_one_to_all(np.int32([found, len(damaged)]))
+        found, count, failed = multihost_utils.broadcast_one_to_all(
+            np.int32([found, len(damaged), failure is not None])
+        )
+        if failed:
+            raise failure or CannotReadError(f"{self.directory}: see what the first process says")
         if count and not damaged:
             damaged[NONE] = "see the message of the first process"
         return int(found)
@@ -279,11 +292,11 @@ class Series:
 
 @contextmanager
 def errors_of_reading(path: epath.Path) -> Iterator[None]:
-    """Turns every error of reading a checkpoint into a RunFailedError in one line."""
+    """Turns every error of reading a checkpoint into a CannotReadError in one line."""
     try:
         yield
     except Exception as error:
-        raise RunFailedError(
+        raise CannotReadError(
             f"{path} cannot be read: {first_line(error)}; nothing was changed, retry"
         ) from error
 

@@ -53,7 +53,8 @@ class BlockSettings(nn.Module):
       ffn_dropout: whether dropout acts within the feed-forward, after its activation, too.
       activation: a name in `nn.mlp.ACTIVATIONS`.
       kernel_init: a name in `nn.initializers.KERNEL_INITS`.
-      ffn_output_activation, ffn_bias: `output_activation` and `use_bias` of `nn.mlp.Mlp`.
+      ffn_output_activation, ffn_bias: `output_activation` and `use_bias` of each part that has
+        them, such as `nn.mlp.Mlp`, where its section does not.
       unroll: compiles the blocks one by one; otherwise once, in a loop: a shorter compilation, a
         slower step. Parameters are stored the same way.
       remat: "none", or "block": the backward pass recomputes each block, or the blocks that share a

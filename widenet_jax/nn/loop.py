@@ -209,7 +209,7 @@ class Loop:
             fields, known = section.get(name, {}), {f.name: f for f in dataclasses.fields(kind)}
             check_fields(known, fields, section=f"{SECTION}.{name}")
             inner[name] = kind(**fields)
-        loop = cls(**{**section, "core": groups_of(section["core"]), **inner})
+        loop = cls(**{**section, "core": groups_of(section.get("core")), **inner})
         for part, value in dataclasses.asdict(loop.tie).items():
             known = TIES | ({LIKE_EXPERTS: None} if part == "router" else {})
             choose(known, value, field=f"{SECTION}.tie.{part}")

@@ -100,7 +100,8 @@ def run_pieces(
         some, rows = pieces[first : first + period], inputs[first : first + period * repeats]
         run = partial(run_some, some=some, entry=entry, looped=repeats > 1)
         if loops is not None and repeats > 1:
-            x, found = run_counted(run, x, rows[:period], *loop.learning(loops, repeats))
+            beyond = (repeats, (first + 1) << 16)
+            x, found = run_counted(run, x, rows[:period], *loop.learning(loops, repeats), beyond)
         else:
             x, found = repeat(run, x, [rows[i::period] for i in range(period)])
         outputs += found
@@ -185,7 +186,7 @@ def repeat(run: Callable, x: Array, inputs: list[list]) -> tuple[Array, list]:
 
 
 def run_counted(
-    run: Callable, x: Array, row: list[tuple], loops: Array, last: int
+    run: Callable, x: Array, row: list[tuple], loops: Array, last: int, beyond: tuple[int, int]
 ) -> tuple[Array, list]:
     """Runs a loop `loops` times, a number that is known only as the program runs.
 
@@ -195,6 +196,8 @@ def run_counted(
       row: the inputs of the pieces of loop 0, each (params, None, index, numbers).
       loops: int32.
       last: how many of the last loops have a gradient.
+      beyond: a number of loops, and what is added to the indices of further ones, so that no piece
+        of another group has the same and draws the same noise.
 
     Returns:
       The last x; and the outputs of the `last` loops, 0 of those that did not run.
@@ -202,9 +205,8 @@ def run_counted(
     silent = jnp.maximum(loops - last, 0)
 
     def inputs(k: Array) -> list[tuple]:
-        return [
-            (params, old, index + k * len(row), numbers + k) for params, old, index, numbers in row
-        ]
+        more = k * len(row) + jnp.where(k < beyond[0], 0, beyond[1])
+        return [(params, old, index + more, numbers + k) for params, old, index, numbers in row]
 
     before = jax.lax.stop_gradient(x)
     without = jax.lax.fori_loop(0, silent, lambda k, x: run(x, inputs(k), learns=False)[0], before)

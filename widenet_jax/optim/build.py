@@ -332,9 +332,9 @@ class AverageState(NamedTuple):
 def with_average(tx: optax.GradientTransformation, decay: float) -> optax.GradientTransformation:
     """Returns `tx`, whose state also averages the parameters after each update.
 
-    average <- d * average + (1 - d) * parameters, d = min(decay, (1 + n) / (10 + n)) after n
-    updates, as in TensorFlow, so that the first parameters of a short run are forgotten. A
-    balancing bias stays as it is.
+    average <- average + (1 - d) (parameters - average), d = min(decay, (1 + n) / (10 + n)) after n
+    updates, as in TensorFlow, so that the first parameters of a short run are forgotten. In this
+    form frozen parameters stay to the bit. A balancing bias stays as it is.
     """
 
     def init(params: PyTree) -> AverageState:
@@ -346,7 +346,7 @@ def with_average(tx: optax.GradientTransformation, decay: float) -> optax.Gradie
         d = jnp.minimum(decay, (1 + state.count) / (10 + state.count)).astype(jnp.float32)
 
         def mean(path: str, a: Array, p: Array) -> Array:
-            return p if param_names.is_balance_bias(path) else d * a + (1 - d) * p
+            return p if param_names.is_balance_bias(path) else a + (1 - d) * (p - a)
 
         average = param_names.map_with_path(mean, state.average, after)
         return updates, AverageState(inner, average, state.count + 1)

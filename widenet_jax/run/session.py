@@ -34,7 +34,7 @@ from widenet_jax.checkpoint.series import (
 from widenet_jax.data.blocks import check_bad, record_at, stream_at
 from widenet_jax.data.contract import Data, DataInfo
 from widenet_jax.data.pipeline import Batches, reading, train_batches
-from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError, choose
+from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError, choose, first_line
 from widenet_jax.experiment import Experiment, max_skipped_updates
 from widenet_jax.files import STARTS, is_gone, may_replace
 from widenet_jax.nn.attention.implementations import AUTO, FIELD, IMPLEMENTATIONS, candidate_for
@@ -316,6 +316,14 @@ def errors_in_one_line(workdir: epath.Path, stop: Stop) -> Iterator[None]:
         raise RunFailedError(
             f"--workdir={workdir}: {full}{lack}; {mend}, and run the same command again to resume "
             "from the last checkpoint"
+        ) from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise RunFailedError(
+            f"a device is out of memory ({first_line(error)}); give it less at a time: "
+            "--config.optimizer.accumulation_steps=2, --config.model.remat=block, or a smaller "
+            "--config.batch_size (in evaluation --config.evaluation.batch_size)"
         ) from error
 
 

@@ -360,6 +360,7 @@ BACKWARD = "jit(train_step)/transpose(jvp(VisionTransformer))"
         (f"{FORWARD}/encoder/block_03/block_03_attention/query/dot_general", "attention"),
         (f"{BACKWARD}/encoder/block_03/attention/vmap(BTNH,BSNH->BNTS)/dot_general", "attention"),
         (f"{FORWARD}/encoder/block_03/moe/experts/experts/experts.dense/dot_general", "experts"),
+        (f"{FORWARD}/encoder/block_05_moe/shared/wi/dot_general", "experts"),
         (f"{FORWARD}/head/dot_general", "head"),
         ("jit(train_step)/jvp(LanguageModel)/output/btd,df->btf/dot_general", "head"),
         (f"{FORWARD}/convert_element_type", "rest of the model"),

@@ -409,7 +409,7 @@ def _cycles(module: Module, name: str) -> int:
 PARTS = (
     ("router", r"router"),
     ("dispatch", r"dispatch|combine"),
-    ("experts", r"experts|moe"),
+    ("experts", r"experts|((block|core)_[\d_]+)?(soft_)?moe"),
     ("norms", r"((block|core)_[\d_]+)?norm_\w+"),
     ("attention", r"((block|core)_[\d_]+)?attention"),
     ("feed-forward", r"((block|core)_[\d_]+)?(mlp|top_k_mlp|product_key)"),

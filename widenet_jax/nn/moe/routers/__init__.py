@@ -22,7 +22,8 @@ would move tokens between experts. A router whose own loss needs more than the f
 puts it into `Routing.extra` and adds a function to `losses.LOSSES`.
 
 A router with the class attribute `mixes = True` lets experts choose: each token asks all E experts,
-and each expert takes the tokens with its largest gates (`slots.assign_by_experts`).
+and each expert takes the tokens with the largest `router_probs` for it, which become their gates
+(`slots.assign_by_experts`).
 
 The routers here are modules around pure functions; `scoring.py` holds what they share.
 
