@@ -359,7 +359,6 @@ def test_options_write_loops():
             "routing=first uses the first loop's router alone; set .*tie.router=loops",
         ),
         ({"core": ((2, 2000),)}, r"both from 1 to 1024"),
-        ({"prelude": 1}, r"core=None: give \(layers, loops\)"),
         ({"counts": {"train": "all"}}, "counts.train='all' is unknown"),
         ({"counts": {"max": 3}}, "loop.counts.max is unknown"),
         ({"condition": "index"}, "condition=index needs config.model.loop.tie.norms=loops or core"),
@@ -372,6 +371,8 @@ def test_options_write_loops():
 def test_what_is_no_loop_is_refused(changes: dict, words: str):
     with pytest.raises(BadInputError, match=words):
         blocks({"core": ((1, 2),)} | changes).check()
+    with pytest.raises(BadInputError, match=r"core=None: give \(layers, loops\)"):
+        Loop.of({"prelude": 1})
 
 
 def test_evaluation_with_other_loops():
