@@ -220,7 +220,8 @@ def main(argv: Sequence[str]) -> int:
         except (RuntimeError, AssertionError) as error:  # the latter: a platform that is not there
             chosen = os.environ.get("JAX_PLATFORMS", "")
             raise BadInputError(
-                f"JAX cannot open its devices, JAX_PLATFORMS={chosen!r}: {first_line(error)}"
+                f"JAX cannot open its devices, JAX_PLATFORMS={chosen!r}: {first_line(error)}; "
+                "install what they need (GPUs: pip install -e '.[cuda13]'), or unset JAX_PLATFORMS"
             ) from error
         stop.share(hosts=hosts)
         how = {"mode": own.mode, "extend": own.extend, "profile": own.profile}

@@ -189,6 +189,13 @@ def test_arrays_that_do_not_fit_together():
             attend(*arrays)
     with pytest.raises(BadInputError, match="mask is float32; must be bool"):
         attend(x, x, x, mask=mask)
+    with pytest.raises(BadInputError, match="segment_ids are float32; must be integers"):
+        attend(x, x, x, segment_ids=mask)
+    for other in (x.astype(jnp.bfloat16), x.astype(int)):
+        with pytest.raises(BadInputError, match="of one floating dtype, not float32, float32, "):
+            attend(x, x, other)
+    with pytest.raises(BadInputError, match="of one floating dtype, not int32, int32, int32"):
+        attend(*[x.astype(int)] * 3)
 
 
 @pytest.mark.parametrize(

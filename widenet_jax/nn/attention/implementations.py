@@ -41,10 +41,10 @@ def attend(
     causal: bool = False,
     implementation: str = AUTO,
 ) -> Array:
-    """Computes softmax(query key^T) value for each head.
+    """Computes softmax(query key^T) value for each head; scales nothing.
 
     Args:
-      query, key, value: their dtype is the result's.
+      query, key, value: of one floating dtype, which is the result's.
       mask: [B, Tk] bool, True for keys that may be attended to; None: all.
       segment_ids: [B, T] int32 from 0 to 2^24, T = Tq = Tk: tokens attend to those with their
         number only.
@@ -74,6 +74,12 @@ def attend(
             raise BadInputError(f"{name} is {list(array.shape)}; must be {list(shape)}")
     if mask is not None and mask.dtype != bool:
         raise BadInputError(f"mask is {mask.dtype}; must be bool, True for keys to attend to")
+    if segment_ids is not None and not jnp.issubdtype(segment_ids.dtype, jnp.integer):
+        raise BadInputError(f"segment_ids are {segment_ids.dtype}; must be integers")
+    dtypes = [x.dtype for x in (query, key, value)]
+    if len(set(dtypes)) > 1 or not jnp.issubdtype(dtypes[0], jnp.floating):
+        found = ", ".join(map(str, dtypes))
+        raise BadInputError(f"query, key and value must be of one floating dtype, not {found}")
     if (causal or segment_ids is not None) and Tq != Tk:
         raise BadInputError(f"causal and segment_ids need as many keys as queries, not {Tk}, {Tq}")
     return run(query, key, value, mask, segment_ids, causal)
@@ -224,7 +230,8 @@ def attend_pallas(
 
     if not fits(query, key):
         raise BadInputError(
-            f"{FIELD}=pallas: {LIMITS}; here [B, T, N, H] is {query.shape}; use auto"
+            f"{FIELD}=pallas: {LIMITS}; here [B, T, N, H] is {query.shape}, of keys {key.shape}; "
+            "use auto"
         )
     if platform() not in ("tpu", "cpu"):
         raise BadInputError(f"{FIELD}=pallas runs on TPUs, and on CPUs for tests; use auto")

@@ -33,8 +33,8 @@ HEAD_DIMS = (64, 128)
 LONGEST = 1024  # T: longer rows do not fit into a core's memory
 WHOLE = 512  # T: longer rows are processed in blocks of queries
 LIMITS = (
-    f"it takes T of at most {LONGEST:,} ({WHOLE} on v2 and v3, or of float32), H of 64 or 128, "
-    f"and N H a multiple of {LANES}"
+    f"it takes T of at most {LONGEST:,} ({WHOLE} on v2 and v3, or of float32), as many keys as "
+    f"queries, H of 64 or 128, and N H a multiple of {LANES}"
 )
 LOWEST = -1e30  # the score of a hidden key; finite, so that a query without any key is not NaN
 
