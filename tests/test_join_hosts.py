@@ -36,6 +36,7 @@ def test_wrong_details(
     assert said.startswith(f"error: {message}")
 
 
+@pytest.mark.slow
 def test_the_other_process_does_not_come():
     """JAX itself would abort the process with a stack trace; process 0 is the coordinator."""
     waiting = []

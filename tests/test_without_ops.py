@@ -32,6 +32,7 @@ assert predict.main(["--workdir=finetuned", "digit.png"]) == 0
 """
 
 
+@pytest.mark.slow
 def test_in_a_copy_without_them(digits_run: Path, tmp_path: Path):
     """In a fresh interpreter, where finetuning also imports few modules and no TensorFlow or NNX.
 

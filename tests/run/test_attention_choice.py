@@ -99,6 +99,7 @@ def test_how_far_a_kernel_may_be_off():
     assert found == ("xla", "attention: xla; pallas is wrong here, by 60% in a row of the output")
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_off_by_one_key_is_wrong(monkeypatch):
     right = pallas.hidden_keys
     shifted = lambda mask, ids: right(jnp.roll(mask, 1, axis=1).at[:, 0].set(True), ids)  # noqa: E731

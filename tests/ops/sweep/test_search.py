@@ -59,6 +59,7 @@ def test_spaces():
             parse_space(texts)
 
 
+@pytest.mark.slow
 def test_a_search_proposes_the_same_whether_or_not_it_was_interrupted(tmp_path: Path):
     """The first six trials of TPE are random, so that only the last one uses a model."""
     for sampler, number in (("random", 4), ("tpe", 8)):

@@ -166,6 +166,7 @@ def start(
     return subprocess.Popen(command + options, stderr=stderr, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_kills_change_no_byte(tmp_path: Path, corpus: list[Path]):
     """SIGKILL with two workers; the set is that of an undisturbed preparation."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
