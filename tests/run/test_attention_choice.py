@@ -122,15 +122,14 @@ def test_one_mask_for_all_examples_is_wrong(monkeypatch):
         assert "pallas is wrong here" in compare(problem, "pallas")[0][1]
 
 
-def test_a_kernel_that_is_wrong_is_not_used(tmp_path, monkeypatch):
-    """With one sign flipped, the output is off by more than its own size."""
+@pytest.mark.slow
+def test_a_kernel_that_is_wrong_is_not_used(tmp_path, monkeypatch, capsys):
+    """With one sign flipped, the output is off by more than its own size: the run takes xla."""
     right = pallas.per_head
     monkeypatch.setattr(pallas, "per_head", lambda x, settings: [-y for y in right(x, settings)])
-    config = small_config(batch_size=2)
-    config.model.attention.update(num_heads=2, head_dim=64)
-    info = data_info(config)
-    used, line = attention_of(config, info, jax.devices()[:1], epath.Path(tmp_path))
-    assert used == "xla" and line.startswith("attention: xla; pallas is wrong here, by ")
+    [line] = train_digits(tmp_path / "run", 2, capsys)
+    assert "attention: xla; pallas is wrong here, by " in line
+    assert used(tmp_path / "run") == ["xla"] and (tmp_path / "run" / "result.json").exists()
 
 
 def test_a_kernel_that_does_not_run(monkeypatch):
