@@ -253,8 +253,8 @@ def end(line: str, code: int) -> int:
     say(line)
     if jax := sys.modules.get("jax"):
         # Initial parameters or a step may still be computed, since JAX dispatches asynchronously.
-        # Python's exit handlers should find idle devices.
-        # A failed computation, or no devices; `line` says why.
+        # Python's exit handlers should find idle devices. `line` has said why a computation fails,
+        # or that there are no devices.
         with contextlib.suppress(RuntimeError, AssertionError):
             jax.block_until_ready(jax.live_arrays())
     return code

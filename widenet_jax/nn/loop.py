@@ -375,12 +375,13 @@ class Loop:
             return loops, self.counts.backprop_last
         return jnp.minimum(loops, trained), trained
 
-    def draw(self, key: Array, progress: Array) -> Array | None:
-        """Returns r, an int32 scalar, of one step of training; None: as the core says.
+    def draw(self, key: Array | None, progress: Array) -> Array | None:
+        """Returns r, int32, of one step of training; None: as the core says.
 
         Args:
-          key: of the step.
-          progress: share of the run that is done, from 0 to 1.
+          key: of the step; loops that grow need none.
+          progress: share of the run that is done, from 0 to 1; of loops that grow also an array,
+            of many steps.
         """
         most, sigma = max(r for _, r in self.core), self.counts.sigma
         if self.counts.train == "poisson":

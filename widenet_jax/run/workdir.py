@@ -302,7 +302,7 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
       extend: whether the user has asked to change with the length what follows it (--extend).
 
     Returns:
-      A line on how the learning rate and growing loops change; "" if those of all past steps stay.
+      A line on how the learning rate and growing loops change; "" if all past steps keep theirs.
 
     Raises:
       BadInputError: the run is to become shorter; or longer, with another learning rate or other

@@ -200,9 +200,8 @@ def usage_sums(
     first = pairs[:, :, :, 0].reshape(L, -1, E)  # [L, tokens, E]
     chosen = pairs.sum(axis=3).reshape(L, -1, E)
     dropped, probs = routing.dropped, routing.router_probs
-    if MoeLayer(
-        **trained.model.feed_forwards[MOE]
-    ).experts_choose:  # E is an expert that took no token
+    layer = MoeLayer(**trained.model.feed_forwards[MOE])
+    if layer.experts_choose:  # E is an expert that took no token
         dropped &= routing.expert_index < E
     token_entropy = -(probs * jnp.log(probs + 1e-30)).sum(axis=-1)  # [L, B, T]
     exact = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
