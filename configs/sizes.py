@@ -12,16 +12,18 @@ from collections.abc import Mapping
 from configs import defaults
 from configs.defaults import values
 
-# ViT (Dosovitskiy et al. 2021, Table 1). "tiny" (8x8 digits) and "s" (32 to 64 pixels) are this
-# project's: the same architecture, small enough to train on a laptop's CPU.
+# ViT (Dosovitskiy et al. 2021, Table 1). "tiny" (8x8 digits), "mini" (as deep as "b") and "s" (both
+# for 32 to 64 pixels) are this project's: the same architecture, small enough to train on a
+# laptop's CPU.
 IMAGE_SIZES = {
     "tiny": {"depth": 3, "embed_dim": 64, "num_heads": 4, "mlp_dim": 64, "patch_size": 2},
+    "mini": {"depth": 12, "embed_dim": 64, "num_heads": 4, "mlp_dim": 256, "patch_size": 8},
     "s": {"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256, "patch_size": 8},
     "b": {"depth": 12, "embed_dim": 768, "num_heads": 12, "mlp_dim": 3072, "patch_size": 16},
     "l": {"depth": 24, "embed_dim": 1024, "num_heads": 16, "mlp_dim": 4096, "patch_size": 16},
     "h": {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_dim": 5120, "patch_size": 14},
 }
-SMALL_SIZES = ("tiny", "s")
+SMALL_SIZES = ("tiny", "mini", "s")
 # The feed-forward, and whether all blocks share attention and feed-forward, and norms.
 IMAGE_FAMILIES = {
     "vit": {"ffn": "dense", "share": False, "share_norms": False},
@@ -29,8 +31,8 @@ IMAGE_FAMILIES = {
     "vit_moe": {"ffn": "moe", "share": False, "share_norms": False},  # in every 6th block
     "widenet": {"ffn": "moe", "share": True, "share_norms": False},  # in all blocks
 }
-# Small models are too shallow for experts in every 6th block.
-VIT_MOE_BLOCKS = {"tiny": "last_1", "s": "every_2"}
+# Most small models are too shallow for experts in every 6th block.
+VIT_MOE_BLOCKS = {"tiny": "last_1", "mini": "every_2", "s": "every_2"}
 # Experts of size B have width 4096, while ViT-B's dense layers have 3072: the paper states it for
 # WideNet-B, and the printed size of ViT-MoE-B (128M) implies it.
 EXPERT_MLP_DIM = {"b": 4096}

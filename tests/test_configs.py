@@ -23,7 +23,7 @@ CONFIGS = {
     "digits": ["", "vit_tiny", "vit_moe_tiny,ffn_blocks=last_1", "widenet_tiny,share_norms=true"],
     "tiny_imagenet": ["", "vit_s", "widenet_s,preset=authors_code"],
     "finetune": ["", "vit_s", "widenet_b"],
-    "cifar10": ["", "widenet_s", "vit_s", *(row.variant for row in FINETUNING)],
+    "cifar10": ["", "widenet_s", "widenet_mini", "vit_s", *(row.variant for row in FINETUNING)],
     "imagenet": [
         "widenet_b",
         "vit_moe_b,experts=8",

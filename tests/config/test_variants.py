@@ -45,7 +45,7 @@ NO_EFFECT = [
     (LANGUAGE, "wt_s,ffn=moe,hidden_dropout=true,dropout=0.0", "without dropout; give dropout=0.1"),
 ]
 OTHERS = [
-    (IMAGES, "resnet_b", "did you mean widenet_b? there are vit_tiny, vit_s"),
+    (IMAGES, "resnet_b", "did you mean widenet_b? there are vit_tiny, vit_mini, vit_s"),
     (TEXTS, "roberta", "'roberta'; did you mean bert? there are albert, bert, widenet_4"),
     (LANGUAGE, "wt_x", "there are wt_s"),
     (IMAGES, "widenet_b,exprets=8", "no option 'exprets'; did you mean experts? there are"),
