@@ -63,7 +63,7 @@ def test_seeds_without_spread_have_no_test(tmp_path, drawn):
     assert (single.verdict, single.interval) == ("undecided", None)
     shown = [*one, alike[0.1], single]
     text = " ".join(contrasts.markdown(loops, shown).split())
-    assert "| four | +0.5000 | no spread | 2 | nan | no spread over 2 seeds |" in text
+    assert "| four | +0.5000 | no spread | 2 | | no spread over 2 seeds |" in text
     assert "| single | +0.5000 | one seed | 1 |" in text
     contrasts.draw(loops, shown, tmp_path / "a.png")
     (axis,) = drawn[0].axes

@@ -109,7 +109,7 @@ def markdown(experiment: PaperExperiment, found: Sequence[Found]) -> str:
         "mean": lambda one: f"{one.mean:+.4f}",
         "95%": interval,
         "seeds": lambda one: str(len(one.values)),
-        "p": lambda one: f"{one.p:.3f}",
+        "p": lambda one: "" if math.isnan(one.p) else f"{one.p:.3f}",
         "verdict": lambda one: one.verdict,
     }
     shown = [one for one in found if one.values]
