@@ -139,6 +139,7 @@ MISTAKES = [
     ("images", lambda m: m.fill(["a [MASK]"]), r"no fill\(\); use predict\(\) or features\(\)"),
     ("texts", lambda m: m.continue_text("a"), r"task text_classification, which has no continue_t"),
     ("texts", lambda m: m.predict([""]), "text='' is empty: give a text to classify$"),
+    ("texts", lambda m: m.predict(["\u200b"]), "is empty: give a text to classify$"),
     ("texts", lambda m: m.predict(["a", "b", " "]), r"text=' ' is empty.* classify \(index 2\)$"),
     ("texts", lambda m: m.predict(["a", None]), r"text=None is no text.* classify \(index 1\)$"),
     ("masks", lambda m: m.features([TEXT]), r"which has no features\(\); use fill\(\)$"),
@@ -147,6 +148,7 @@ MISTAKES = [
     ("more", lambda m: m.continue_text("a", top_p=2), "^top_p=2 must be above 0 and at most 1"),
     ("more", lambda m: m.continue_text("a", length=0), "^length=0 must be a whole number of at le"),
     ("answers", lambda m: m.answer("", TEXT), "^question='' is empty: give one that the context"),
+    ("answers", lambda m: m.answer("\u200b", TEXT), "is empty: give one that the context answers"),
 ]  # fmt: skip
 
 

@@ -14,7 +14,12 @@ from inference.ours import our_vit
 from configs.variants import model_section
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.pretrained import differing_fields, finetune_params, load_pretrained
+from widenet_jax.inference.pretrained import (
+    Pretrained,
+    differing_fields,
+    finetune_params,
+    load_pretrained,
+)
 from widenet_jax.nn.build import parameter_shapes
 
 FULL = {"name": "full", "head_dim": 0}  # attention of N heads of size D / N
@@ -23,11 +28,15 @@ DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 HEAD = {"head": {"kernel": np.ones((2, 3))}}
 
 
-def load(place: Path, **fields: object) -> dict:
+def opened(place: Path, **fields: object) -> Pretrained:
     """Loads for a run whose `config.model` has these fields, by default those of `reference`."""
     attention = FULL | {"num_heads": reference.N}
     model = model_section("vit_tiny") | {"attention": attention} | fields
-    return load_pretrained(str(place), DEVICE, model=model, info={}).params
+    return load_pretrained(str(place), DEVICE, model=model, info={})
+
+
+def load(place: Path, **fields: object) -> dict:
+    return opened(place, **fields).params
 
 
 def write_huggingface(place: Path, vit: reference.Vit, **facts: object) -> None:
@@ -70,12 +79,30 @@ def test_the_normalisation_of_pixels_beside_the_weights_is_folded_in(tmp_path):
     """mean 0 and std 0.5: z = 2 u = x + 1, so that the bias grows by the sum of the kernel."""
     vit = reference.random_vit()
     write_huggingface(tmp_path / "hf", vit)
+    assumed = "preprocessor_config.json is missing: mean 0.5 and std 0.5 of pixels assumed"
+    assert opened(tmp_path / "hf").note == assumed
+    (tmp_path / "hf" / "preprocessor_config.json").write_text("{}")
+    assert opened(tmp_path / "hf").note == ""
     pixels = {"do_normalize": True, "image_mean": [0.0] * 3, "image_std": [0.5] * 3}
     (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps(pixels))
     projection = load(tmp_path / "hf")["embed"]["projection"]
     kernel, bias = vit.outside["patch_kernel"], vit.outside["patch_bias"]
     np.testing.assert_allclose(projection["kernel"], kernel)
     np.testing.assert_allclose(projection["bias"], bias + kernel.sum((0, 1, 2)), atol=1e-5)
+
+
+def test_a_grid_that_is_no_square_is_refused(tmp_path):
+    """Positions of 1 x 4 patches are as many as those of 2 x 2; a pair of equal sides is fine."""
+    sizes = (([4, 16], True), ([8, 8], False), (8, False), (None, False))
+    for number, (size, refused) in enumerate(sizes):
+        place = tmp_path / f"hf_{number}"
+        write_huggingface(place, reference.random_vit(), image_size=size)
+        if not refused:
+            assert len(load(place)["position"]["position_embedding"][0]) == 5
+            continue
+        told = r"config\.json: image_size=\[4, 16\], so its positions are not of a square grid"
+        with pytest.raises(BadInputError, match=told):
+            load(place)
 
 
 def test_another_function_is_refused_with_the_flags_to_add(digits_export, tmp_path):

@@ -50,7 +50,7 @@ folder of them, all but hidden files: text, JSON lines and parquet as the comman
 read them, .tsv and .csv tables (with --label_column also the others), and SQuAD's JSON. A table
 that has texts but no label column, as GLUE's test.tsv, is named and passes, unless no table has the
 given --label_column. A language model of bytes reads text of any encoding."""
-COLUMNS = ("text_column", "pair_column", "label_column")
+COLUMNS = ("text_column", "pair_column", "label_column", "label_names")
 SHOWN = 20  # mistakes of a file or split; --json has all
 AT_ONCE = 4096  # records that wait for a thread
 # Each checks a path, or returns None of a path that is not for it: (path, options).

@@ -1,6 +1,7 @@
 """Files of text: opened, decompressed and decoded."""
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import io
@@ -16,6 +17,7 @@ from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import is_remote
 
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # what such a file begins with
 NEWLINE = b"\n"
 _BEGINNING = 4096  # bytes from which a format is recognised
 # The beginning of a compressed file, and what opens it.
@@ -78,6 +80,8 @@ def decoded(text: bytes, where: str, first_line: int | None = None) -> str:
         place, problem = text.index(b"\0"), "holds a NUL character, so is not text; remove it"
     except UnicodeDecodeError as error:
         place, problem = error.start, "not UTF-8 text; save it as UTF-8 (iconv -f latin1 -t utf8)"
+    if text.startswith(UTF16):
+        problem = "UTF-16 text; save it as UTF-8 (iconv -f utf-16 -t utf8)"
     if first_line is not None:
         where += f" line {first_line + text.count(NEWLINE, 0, place)}"
     raise BadInputError(f"{where}: {problem}")

@@ -3,16 +3,20 @@
 import codecs
 import csv
 import io
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from etils import epath
 
-from widenet_jax.corpus.files import decoded, guarded, opened
-from widenet_jax.errors import BadInputError, BadRowsError
+from widenet_jax.corpus.files import UTF16, decoded, guarded, opened
+from widenet_jax.errors import BadInputError, BadRowsError, first_line
 
 Columns = dict[str, list[Any]]  # of equal length, by name
 _MAX_CELL = 1 << 30
+# Spaces, controls and marks without a width. Tags, above them, tell some flags apart.
+_INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}
+_TAGS = "\U000e0000"
 
 
 def read_bytes(file: epath.Path) -> bytes:
@@ -22,14 +26,25 @@ def read_bytes(file: epath.Path) -> bytes:
 
 
 def read_text(file: epath.Path) -> str:
-    """Returns a file's text, without a byte order mark; raises BadInputError as `decoded`."""
-    return decoded(read_bytes(file).removeprefix(codecs.BOM_UTF8), str(file), first_line=1)
+    """Returns a file's text, without a byte order mark, by which UTF-16 is known.
+
+    Raises:
+      BadInputError: as `decoded`.
+    """
+    content = read_bytes(file)
+    if content.startswith(UTF16):  # Excel's "Unicode Text"
+        try:
+            content = content.decode("utf-16").encode()
+        except UnicodeDecodeError as error:
+            reason = first_line(error)
+            raise BadInputError(f"{file}: damaged UTF-16 text ({reason}); save it again") from None
+    return decoded(content.removeprefix(codecs.BOM_UTF8), str(file), first_line=1)
 
 
 def from_tsv(file: epath.Path) -> Columns:
     """Reads tab-separated values under a header. Quotes are ordinary characters, as in GLUE."""
     lines = read_text(file).rstrip("\r\n").split("\n")
-    return _by_header([line.rstrip("\r").split("\t") for line in lines], file)
+    return _by_header(enumerate((line.rstrip("\r").split("\t") for line in lines), 1), file)
 
 
 def from_csv(file: epath.Path) -> Columns:
@@ -43,15 +58,19 @@ def from_csv(file: epath.Path) -> Columns:
                 f"{file}: its header has {name} and no commas; save the table with commas between "
                 "the columns as .csv, or with tabs as .tsv"
             )
+    reader, first, lines = csv.reader(io.StringIO(text, newline=""), strict=True), 1, []
     try:
-        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        for row in reader:
+            lines += [(first, row)] if row else []
+            first = reader.line_num + 1
     except csv.Error as error:
-        raise BadInputError(f"{file}: not a CSV file ({error})") from None
-    return _by_header([line for line in lines if line], file)
+        raise BadInputError(f"{file} line {first}: not a CSV file ({error})") from None
+    return _by_header(lines or [(1, [])], file)
 
 
-def _by_header(lines: Sequence[Sequence[str]], file: epath.Path) -> Columns:
-    header, *rows = lines or [[]]
+def _by_header(lines: Iterable[tuple[int, Sequence[str]]], file: epath.Path) -> Columns:
+    """Returns columns from rows, each with the number of its first line."""
+    (_, header), *rows = lines
     if not any(header):
         raise BadInputError(f"{file}: empty")
     if len(set(header)) < len(header):
@@ -59,11 +78,21 @@ def _by_header(lines: Sequence[Sequence[str]], file: epath.Path) -> Columns:
     if odd := [
         f"{file} line {number}: {len(row)} columns, and the header names {len(header)} "
         f"({shown(header)})"
-        for number, row in enumerate(rows, 2)
+        for number, row in rows
         if len(row) != len(header)
     ]:
         raise BadRowsError(odd)
-    return {name: [row[k] for row in rows] for k, name in enumerate(header)}
+    return {name: [row[k] for _, row in rows] for k, name in enumerate(header)}
+
+
+def trimmed(text: str) -> str:
+    """Returns a text without the spaces and invisible characters at its ends."""
+    ends = [next((k for k, c in enumerate(t) if _shows(c)), len(t)) for t in (text, text[::-1])]
+    return text[ends[0] : len(text) - ends[1]]
+
+
+def _shows(character: str) -> bool:
+    return unicodedata.category(character) not in _INVISIBLE or character > _TAGS
 
 
 def shown(names: Sequence[str]) -> str:

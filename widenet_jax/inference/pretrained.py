@@ -84,6 +84,8 @@ def load_pretrained(
     if files := weight_files(absolute(place)):
         params, fields, note = read_public(files, source=f"config.init_from={place}")
         stored_tokenizer, same_classes = tokenizer_beside(files[0].parent), False
+        if stored_tokenizer is None and "tokenizer" in info:
+            note = note or "no tokenizer beside the weights: the run's is taken for theirs"
     else:
         found = read_model(place, sharding, flag="--config.init_from")
         params, fields = found.params, found.config["model"]

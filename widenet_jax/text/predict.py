@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from widenet_jax.corpus.tables import trimmed
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.data.sources import build_transforms
 from widenet_jax.errors import BadArgumentError, BadInputError
@@ -54,9 +55,9 @@ def answer_question(trained: Trained, question: str, context: str, top: int) -> 
     Raises:
       BadArgumentError: the question or the context is empty.
     """
-    if not question.strip():
+    if not trimmed(question):
         raise BadArgumentError("question", question, "is empty: give one that the context answers")
-    if not context.strip():
+    if not trimmed(context):
         raise BadArgumentError("context", context, "is empty: the answer is a part of it")
     asked = Question("question", question, context, ())
     data = trained.config.data
@@ -183,7 +184,7 @@ def reader(trained: Trained) -> Callable[..., dict[str, np.ndarray]]:
             raise BadInputError(f"{trained.place} was trained on {advice}")
         words, ids = {"text": text} | ({} if pair is None else {"pair": pair}), {}
         for name, value in words.items():
-            ids[name] = tokenizer.encode(value) if is_text(value) else ()
+            ids[name] = tokenizer.encode(value) if is_text(value) and trimmed(value) else ()
             if not len(ids[name]):
                 problem = "is empty" if is_text(value) else "is no text"
                 raise BadArgumentError(name, value, f"{problem}: give a text to classify")

@@ -170,6 +170,13 @@ def test_official_json_and_parquet_have_the_same_questions(tmp_path: Path):
     first, *others = [read_questions(tmp_path / name) for name in names]
     assert first == others[0] == others[1]
     assert [len(question.answers) for question in first] == [2, 0]
+    numbered = [question | {"id": number} for number, question in enumerate(questions)]
+    (tmp_path / "dev.json").write_text(official(*numbered))
+    pq.write_table(pa.table(columns | {"id": [0, 1]}), tmp_path / "dev.parquet")
+    for name in ("dev.json", "dev.parquet"):
+        assert read_questions(tmp_path / name) == [
+            question._replace(id=str(number)) for number, question in enumerate(first)
+        ]
 
 
 NO_TEXT = "not SQuAD's layout.*question 'a': a text is missing"
@@ -181,6 +188,8 @@ NO_TEXT = "not SQuAD's layout.*question 'a': a text is missing"
         ({"context": None}, NO_TEXT),
         ({"question": None}, NO_TEXT),
         ({"question": " "}, "question a: its question is empty; remove it"),
+        ({"question": "\u200b"}, "question a: its question is empty; remove it"),
+        ({"id": True}, "question True: a text is missing"),
         ({"question": "wh\ud83d"}, NO_TEXT),  # half a character
         (
             {"answers": [{"text": "Rollo", "answer_start": 3}]},

@@ -1,8 +1,10 @@
 """Tables of texts: formats, columns, splits, labels by name, cutting, and hostile files."""
 
+import codecs
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +18,14 @@ from widenet_jax.data.pipeline import check_small_splits
 from widenet_jax.data.sources import open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.text.data.sequences import join, sequence_row
-from widenet_jax.text.data.tables import Table, class_names_of, label_numbers, read_rows
+from widenet_jax.text.data.tables import (
+    Row,
+    Table,
+    class_names_of,
+    label_numbers,
+    label_text,
+    read_rows,
+)
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCABULARY = [*SPECIAL, *"abcdefghij", '"', ","]
@@ -77,7 +86,11 @@ def test_every_format_has_the_same_rows(tmp_path: Path):
     (tmp_path / "six.tsv").write_text('\ufeffsentence\tlabel\na "b\tno\nc,"d" e\tyes')  # BOM
     write_parquet(tmp_path / "seven-00000-of-00001.parquet", {"sentence": texts, "label": labels})
     write_parquet(tmp_path / "eight.parquet", {"sentence": texts, "label": [1, 0]}, ["yes", "no"])
-    for split in ("one", "two", "three", "four", "five", "six", "seven", "eight"):
+    for name in ("one.tsv", "two.csv", "three.json", "four.jsonl"):  # Excel's "Unicode Text"
+        wide = (tmp_path / name).read_bytes().decode().encode("utf-16")
+        (tmp_path / f"wide_{name}").write_bytes(wide)
+    wide = ("wide_one", "wide_two", "wide_three", "wide_four")
+    for split in ("one", "two", "three", "four", "five", "six", "seven", "eight", *wide):
         assert rows(tmp_path, split) == [('a "b', None, "no"), ('c,"d" e', None, "yes")], split
 
 
@@ -153,6 +166,61 @@ def test_labels_go_by_name(tmp_path: Path, tokenizer: Tokenizer):
     assert [permuted[i]["label"] for i in range(3)] == [0, 1, 1]
 
 
+def test_labels_that_look_the_same_are_the_same(tmp_path: Path, tokenizer: Tokenizer):
+    """Letters with accents as one character or two, and what is invisible around them."""
+    write_parquet(
+        tmp_path / "train.parquet",
+        {
+            "text": [*"abcdef"],
+            "label": ["é", "e\u0301", "\xa0é\u200b", "no", "no\ufeff", "n\u200bo"],
+        },
+    )
+    found = table(tmp_path, tokenizer)
+    assert found.class_names == ("no", "n\u200bo", "é")
+    assert found.record_labels.tolist() == [2, 2, 2, 0, 0, 1]
+    assert "'no' and 'n\\u200bo' differ only in spelling" in found.note
+    older = table(tmp_path, tokenizer, names=("e\u0301", "no", "n\u200bo"))  # a model of before
+    assert older.class_names[0] == "e\u0301"
+    assert older.record_labels.tolist() == [0, 0, 0, 1, 1, 2]
+    flags = [f"\U0001f3f4\U000e0067\U000e0062{chr(0xE0061 + k)}\U000e007f" for k in range(2)]
+    assert class_names_of([Row("a", None, label_text(flag), "") for flag in flags]) == flags
+
+
+def test_lines_are_counted_where_cells_hold_line_breaks(tmp_path: Path):
+    table = 'text,label\r\n"a\nb\n\nc",1\r\n\r\nd\r\n"e\r\nf",1\r\n'
+    for name, content, told in (
+        ("train.csv", table, ["line 7: 1 columns"]),
+        ("train.csv", table + "g,1,2\r\nh\r\n", [f"line {n}:" for n in (7, 10, 11)]),
+        ("train.csv", table.replace("d\r", '"d,1\r'), ["line 7: not a CSV file"]),
+        ("train.jsonl", '\n{"text": "a",\n', ["line 2: neither .* enclosed in double"]),
+        ("train.json", '\n\n[{"text":\n "a",}]', ["line 4: neither"]),
+        ("train.json", f'[{{"a": {"9" * 5000}}}]', ["line 1: neither"]),
+    ):
+        (tmp_path / name).write_text(content, newline="")
+        with pytest.raises(BadInputError) as raised:
+            rows(tmp_path, name)
+        lines = getattr(raised.value, "problems", [str(raised.value)])
+        for line, start in zip(lines, told, strict=True):
+            assert re.match(f"{tmp_path}/{name} {start}", line)
+
+
+def test_labels_that_stand_for_none_elsewhere(tmp_path: Path, tokenizer: Tokenizer):
+    """SNLI's "-" and Hugging Face's -1 are classes where they are listed."""
+    for labels, names in ((("-1", "1"), "-1,1"), (("-", "+"), "+,-")):
+        content = "".join(f"a\t{label}\n" for label in labels)
+        (tmp_path / "train.tsv").write_text(f"text\tlabel\n{content}")
+        with pytest.raises(
+            BadInputError, match=r"row 1: .* no label .*; if it is a class, list it"
+        ):
+            rows(tmp_path)
+        info = {"tokenizer": tokenizer.json}
+        found = Table(data(tmp_path, label_names=names), "train", info)
+        assert [found.class_names[k] for k in found.record_labels] == [*labels]
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\t-1\na\t1\na\t0\n")
+    with pytest.raises(BadInputError, match="row 3: label '0' is none of the 2 classes"):
+        table(tmp_path, tokenizer, label_names="-1,1")
+
+
 def test_empty_texts(tmp_path: Path, tokenizer: Tokenizer):
     """Refused with their rows, or left to the pipeline, which skips or counts them."""
     lines = ["premise\thypothesis\tlabel", "a\tb\tno", "c\t \tyes", "\td\tyes", "e\tf\tno"]
@@ -164,7 +232,13 @@ def test_empty_texts(tmp_path: Path, tokenizer: Tokenizer):
     assert len(pairs) == 4 and pairs[0]["tokens"].tolist() == [CLS, 5, SEP, 6, SEP]
     single = table(tmp_path, tokenizer, text_column="hypothesis", on_bad_example="skip")
     assert single[2]["tokens"].tolist() == [CLS, 8, SEP]
-    for found, index in ((pairs, 2), (single, 1)):
+    # A tokenizer that has a token for what is invisible, as one of bytes.
+    whole = Tokenizer({**tokenizer.json, "normalizer": None})
+    text = "\n".join(lines).replace("\td", "\u200b\xa0\u2060\td")
+    (tmp_path / "train.tsv").write_text(text)
+    assert len(whole.encode("\u200b\xa0\u2060"))
+    shown = table(tmp_path, whole, on_bad_example="skip")
+    for found, index in ((pairs, 2), (single, 1), (shown, 2)):
         with pytest.raises(BadExampleError, match=f"{row} {index + 1}: the text is empty"):
             found[index]
 
@@ -194,6 +268,11 @@ def test_a_run_names_the_classes(tmp_path: Path, tokenizer: Tokenizer):
             "3 classes: 'Yes', 'no', 'yes'\n'Yes' and 'yes' differ only in spelling",
         ),
         (("1", "2", "1.0"), "3 classes: '1', '1.0', '2'\n'1' and '1.0' differ only in spelling"),
+        (
+            ("0.0", "2.5", "5.000"),  # STS-B
+            "3 classes: '0.0', '2.5', '5.000'\n3 classes are numbers with fractions: scores are",
+        ),
+        (("0.5", "nan", "no"), "3 classes: '0.5', 'nan', 'no'\n3 classes in 3 rows"),
         (map(str, range(20)), "20 classes: '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10'"),
     ):
         rows = [f"a {n}\t{label}" for n, label in enumerate(labels)]
@@ -261,7 +340,9 @@ def test_pairs_are_cut_longest_first_and_padded(
         ("train.tsv", b"text\tlabel\na\t1\nb\n", "line 3: 1 columns, and the header names 2"),
         ("train.tsv", b"text\ttext\na\t1\n", "two columns have the same name"),
         ("train.tsv", b"text\tlabel\na\0b\t1\n", "line 2: holds a NUL character"),
-        ("train.tsv", "text\tlabel\na\t1\n".encode("utf-16"), "line 1: holds a NUL"),
+        ("train.tsv", "text\tlabel\na\t1\n".encode("utf-16-le"), "line 1: holds a NUL"),
+        ("train.tsv", "text\tlabel\na\t1\n".encode("utf-16")[:-1], "damaged UTF-16 text"),
+        ("train.csv", codecs.BOM_UTF16_BE + b"\xd8\x3d\0,", "damaged UTF-16 text"),
         ("train.tsv", b"text\tlabel\na\t1\n\xff\t1\n", "line 3: not UTF-8"),
         ("train.tsv", b"text\tlabel\na\t1\nb\t\n", "row 2: column 'label' holds no label"),
         ("train.csv", b'text,label\n"a,1\n', "not a CSV file"),
@@ -299,7 +380,8 @@ def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):
     (tmp_path / "dev.tsv").write_text("text\tlabel\na\tno\nb\tmaybe\n")
     (tmp_path / "same.tsv").write_text("text\tlabel\na\tno\nb\tno\n")
     for split, changes, problem in (
-        ("dev", {}, r"dev.tsv row 2: label 'maybe' is none of the 2"),
+        ("dev", {}, r"dev.tsv row 2: label 'maybe' is none of the 2 .* or the model$"),
+        ("train", {"label_names": "No,yes"}, r"label 'no' is none .*; if it is 'No', write both"),
         ("same", {"train_split": "same"}, "1 different values.*.* sorted by label"),
         ("train", {"label_names": "a,b,c"}, "row 1: label 'no' is none of the 3 classes"),
         ("train", {"label_names": "no,yes,maybe"}, r"no row of 1 of the 3 classes \('maybe'\) of"),

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from preparing import error_line, photo, refused, run, write
 
+from configs import glue
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.data import records
+from widenet_jax.data.sources import open_data
+from widenet_jax.errors import BadInputError
 
 
 def check(capsys, *arguments: object) -> list[str]:
@@ -32,6 +36,7 @@ def test_texts(tmp_path: Path, capsys):
     write(tmp_path / "f.txt", "\n \n" * 3000)
     write(tmp_path / "g.md", b"\xff\n")
     write(tmp_path / "h.text", b"\0")
+    write(tmp_path / "i.txt", "one\n".encode("utf-16"))
     write(tmp_path / ".hidden", b"\0")
     lines = check(capsys, tmp_path)
     expected = [
@@ -46,6 +51,8 @@ def test_texts(tmp_path: Path, capsys):
         "f.txt: no text in it",
         "g.md line 1: not UTF-8 text",
         "h.text line 1: holds a NUL character",
+        "i.txt line 1: UTF-16 text; save it as UTF-8 (iconv -f utf-16 -t utf8)",
+        "i.txt line 2: holds a NUL character",
     ]
     for line, start in zip(lines, expected, strict=True):
         assert line.startswith(f"{tmp_path}/{start}")
@@ -81,6 +88,49 @@ def test_tables(tmp_path: Path, capsys):
     ]
 
 
+# The rows of train.csv and of dev.csv, and how a run refuses one of them.
+YES_NO = "a,yes\nb,no\n"
+ALIKE = {
+    "the same": (YES_NO, YES_NO, ""),
+    "one character or two": ("a,é\nb,no\n", "a,e\u0301\nb,no\n", ""),
+    "invisible in a label": (YES_NO, "a,\u200byes\xa0\nb,no\n", ""),
+    "numbers in two ways": ("a,0\nb,1\n", "a,0\nb,1.0\n", "dev.csv row 2: label '1.0' is none of"),
+    "an unknown label": (YES_NO, "a,yes\nb,maybe\n", "dev.csv row 2: label 'maybe' is none of"),
+    "one label": ("a,yes\nb,yes\n", YES_NO, "train.csv row 1: the labels of the training split"),
+    "no label": (YES_NO, "a,yes\nb,\u200b\n", "dev.csv row 2: column 'label' holds no label"),
+    "-1": ("a,1\nb,-1\n", "a,1\n", "train.csv row 2: column 'label' holds no label ('-1'); if it"),
+    "an invisible text": ("\u200b\xa0,yes\nb,no\n", YES_NO, "train.csv row 1: the text is empty"),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_check_and_a_run_say_the_same(tmp_path: Path, capsys, name: str):
+    *splits, told = ALIKE[name]
+    for split, rows in zip(("train", "dev"), splits, strict=True):
+        write(tmp_path / f"{split}.csv", f"text,label\n{rows}")
+    config = glue.get_config("own,model=albert_tiny")
+    config.data.update(path=str(tmp_path), tokenizer=str(FOLDER))
+    if not told:
+        open_data(config)
+        assert run("check", tmp_path) == 0
+        return
+    with pytest.raises(BadInputError) as refusal:
+        open_data(config)
+    line, *_ = check(capsys, tmp_path)
+    assert line.startswith(f"{tmp_path}/{told}")
+    assert str(refusal.value).replace("--config.data.", "--").startswith(line)
+
+
+def test_listed_labels(tmp_path: Path, capsys):
+    write(tmp_path / "train.csv", "text,label\na,-1\nb,1\n")
+    assert run("check", tmp_path, "--label_names=-1,1") == 0
+    capsys.readouterr()
+    line, *_ = check(capsys, tmp_path, "--label_names=no,1")
+    assert line.startswith(
+        f"{tmp_path}/train.csv row 1: column 'label' holds no label ('-1'); if it"
+    )
+
+
 def test_quoted_tabs(tmp_path: Path, capsys):
     """A .tsv that was written as a .csv is noted; a quotation or two is not."""
     for rows, noted in (('"a"\tyes\n"b"\tno\n"\tno\n', 1), ('"a"\tyes\nb\tno\n', 0)):
@@ -92,19 +142,19 @@ def test_quoted_tabs(tmp_path: Path, capsys):
 
 def test_tables_without_labels(tmp_path: Path, capsys):
     """GLUE's folders pass; texts in columns of another name, and labels in none, are mistakes."""
-    write(tmp_path / "train.tsv", "sentence\tlabel\na\tno\nd\tno \nc\tNo\nc\tno\n")
+    write(tmp_path / "train.tsv", "sentence\tlabel\na\tno\nd\tyes \nc\tNo\nc\tno\ne\tno\nf\tno\n")
     write(tmp_path / "dev.tsv", "sentence\tlabel\na\tno\nb\tno \nc\tno\nd\tyes\n")
     unlabelled = write(tmp_path / "test.tsv", "index\tsentence\n0\ta\n")
     assert run("check", tmp_path) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}/dev.tsv: labels: 2, with 1 ('yes') to 3 ('no') rows",
-        f"{tmp_path}/train.tsv: labels: 2, with 1 ('No') to 3 ('no') rows",
+        f"{tmp_path}/train.tsv: labels: 3, with 1 ('No') to 4 ('no') rows",
         f"{tmp_path}/train.tsv: 'No' and 'no' differ only in spelling: if they mean the same, "
         "write them alike in the table",
         f"{tmp_path}/train.tsv: texts whose rows have different labels: 1",
-        f"{tmp_path}/train.tsv: 4 of 4 texts are in {tmp_path}/dev.tsv too",
+        f"{tmp_path}/train.tsv: 4 of 6 texts are in {tmp_path}/dev.tsv too",
         f"{unlabelled}: no label column: not for training",
-        f"{tmp_path}: 3 files, 8 documents, rows and questions; 0 problems",
+        f"{tmp_path}: 3 files, 10 documents, rows and questions; 0 problems",
     ]
     other = write(tmp_path / "other.tsv", "review\tstars\na\t1\n")
     assert check(capsys, other) == [

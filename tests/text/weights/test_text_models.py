@@ -15,7 +15,7 @@ from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.config.files import from_json
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported, write_huggingface
-from widenet_jax.inference.pretrained import load_pretrained
+from widenet_jax.inference.pretrained import Pretrained, load_pretrained
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.text.weights.huggingface import fit, from_huggingface_text
 from widenet_jax.text.weights.huggingface_config import model_section
@@ -43,9 +43,13 @@ def model(task: str, directory: Path, kind: str = "albert", **changes: object):
     return exported({k: v for k, v in params.items() if k in backbone}, section, task, directory)
 
 
-def load(place: Path, model: dict, info: dict) -> dict:
+def opened(place: Path, model: dict, info: dict) -> Pretrained:
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return load_pretrained(str(place), device, model=model, info=info).params
+    return load_pretrained(str(place), device, model=model, info=info)
+
+
+def load(place: Path, model: dict, info: dict) -> dict:
+    return opened(place, model, info).params
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -117,9 +121,11 @@ def test_another_tokenizer_or_model_is_refused(tmp_path):
     """Sizes are the same, so nothing else would notice."""
     stored = model("masked_lm", tmp_path)
     place = hugging_face(tmp_path / "hf", reference.random_arrays("albert"))
-    (place / "vocab.txt").write_text((tmp_path / "vocab.txt").read_text())
     section = model_section(reference.config_of("albert"), source="config.json")
-    load(place, section, stored.info)
+    assumed = "no tokenizer beside the weights: the run's is taken for theirs"
+    assert opened(place, section, stored.info).note == assumed
+    (place / "vocab.txt").write_text((tmp_path / "vocab.txt").read_text())
+    assert opened(place, section, stored.info).note == ""
     words = (place / "vocab.txt").read_text().replace("b\nc", "c\nb")
     (place / "vocab.txt").write_text(words)
     for other, message in (

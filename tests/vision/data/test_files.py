@@ -101,6 +101,7 @@ def overwritten(data: bytes, at: int, new: bytes) -> bytes:
 
 
 JPEG, PNG = encoded("JPEG"), encoded("PNG")
+MOVING = encoded("PNG", save_all=True, append_images=[Image.fromarray(NOISE[::-1])])
 RESTARTS = encoded("JPEG", restart_marker_blocks=3)
 GIF_BOMB = encoded("GIF")[:6] + struct.pack("<HH", 65_000, 65_000) + encoded("GIF")[10:]
 FLOATS = saved(Image.fromarray(np.full((4, 5), 0.5, "float32")), "TIFF")
@@ -125,6 +126,8 @@ BAD_FILES = {
     "tables lost": (overwritten(JPEG, 20, bytes(300)), "cannot be decoded|damaged|truncated"),
     "PNG without its end": (PNG[:-12], "truncated PNG"),
     "PNG with a flipped byte": (overwritten(PNG, len(PNG) // 2, b"UU"), "cannot be decoded"),
+    "moving PNG with a flipped byte": (overwritten(MOVING, 5000, b"UU"), "cannot be decoded"),
+    "moving PNG without its end": (MOVING[:-12], "truncated PNG"),
     "no rows": (bomb_jpeg(80, 0), "cannot be decoded"),
     "bomb": (bomb_jpeg(60_000, 60_000), "declares 60000 x 60000 pixels, more than 178,956,970"),
     "PNG bomb": (bomb_png(1 << 20, 1 << 20), "declares 1048576 x 1048576 pixels"),

@@ -1,5 +1,6 @@
 """Crops with results computed by hand; the steps of a transform and their order."""
 
+import tracemalloc
 from functools import partial
 
 import numpy as np
@@ -53,6 +54,22 @@ def test_central_crop_by_hand():
     image = gradient()
     blocks = image.reshape(20, 2, 30, 2, 3).mean(axis=(1, 3))
     assert np.abs(transforms.central_crop(image, 10, 20) - blocks[5:15, 10:20]).max() <= 0.5
+
+
+def test_a_strip_is_cut_before_it_is_resized():
+    """With the pixels of one that is resized whole, and without its gigabytes.
+
+    Whole, 1 x 2,000 pixels become 16 x 32,000, and the crop begins at 15,992.
+    """
+    strip = np.arange(2000).astype(np.uint8)
+    lying = transforms.resize(strip[None, :, None], 16, 32_000, smooth=True)[:, 15_992:16_008]
+    standing = transforms.resize(strip[:, None, None], 32_000, 16, smooth=True)[15_992:16_008]
+    for image, crop in ((strip[None, :, None], lying), (strip[:, None, None], standing)):
+        np.testing.assert_array_equal(transforms.central_crop(image, 16, 16), crop)
+    tracemalloc.start()
+    image = transforms.central_crop(np.zeros((1, 20_000, 3), np.uint8), 224, 256)
+    assert image.shape == (224, 224, 3) and tracemalloc.get_traced_memory()[1] < 30e6
+    tracemalloc.stop()
 
 
 def test_shrinking_smoothly_averages_and_enlarging_interpolates():

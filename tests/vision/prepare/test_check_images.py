@@ -107,5 +107,5 @@ def test_preview_skips_what_cannot_be_read(messy, tmp_path, capsys):
     skip = "--config.data.on_bad_example=skip"
     assert run("preview", *grid, f"--out={tmp_path}/b.png", skip) == 0
     err = capsys.readouterr().err
-    assert "train: 73 images, 3 classes; " in err and "files left out" in err
+    assert "train: 76 images, 3 classes; " in err and "files left out" in err
     assert "/messy/truncated." in err and (tmp_path / "b.png").stat().st_size > 1000

@@ -90,9 +90,14 @@ def find_files(path: str, name: str) -> list[epath.Path]:
 
 
 def _splits_in(place: epath.Path) -> dict[epath.Path, str]:
-    """Returns the files of splits, and for each its split: "train" for train.tsv.gz."""
-    found = {file: _FILE.fullmatch(file.name) for file in sorted(place.iterdir())}
-    return {file: match[1] for file, match in found.items() if match and match[2] in READERS}
+    """Returns the files of splits, and for each its split."""
+    return {file: split for file in sorted(place.iterdir()) if (split := split_of(file))}
+
+
+def split_of(file: str | epath.Path) -> str:
+    """Returns the split that a file is or is a part of: "train" for train.tsv.gz; else ""."""
+    match = _FILE.fullmatch(epath.Path(file).name)
+    return match[1] if match and match[2] in READERS else ""
 
 
 # --- Files ----------------------------------------------------------------------------------------
@@ -118,16 +123,18 @@ def read_columns(file: epath.Path) -> Columns:
 
 def _from_json(file: epath.Path) -> Columns:
     """Reads a list of objects, or an object a line."""
-    text = read_text(file).strip()
-    try:
-        lines = [text] if text.startswith("[") else filter(str.strip, text.split("\n"))
-        found = [parse_json(line) for line in lines]
-    except ValueError as error:
-        reason = first_line(error)
-        raise BadInputError(
-            f"{file}: neither a JSON list of objects nor an object a line ({reason})"
-        ) from None
-    records = found[0] if text.startswith("[") else found
+    text, found = read_text(file), []
+    listed = text.lstrip().startswith("[")
+    for number, line in enumerate([text] if listed else text.split("\n")):
+        try:
+            found += [parse_json(line)] if line.strip() else []
+        except ValueError as error:  # without a place where an integer has 5,000 digits
+            where = f"{file} line {number + getattr(error, 'lineno', 1)}"
+            reason = getattr(error, "msg", first_line(error))
+            raise BadInputError(
+                f"{where}: neither a JSON list of objects nor an object a line ({reason})"
+            ) from None
+    records = found[0] if listed else found
     if not records or not all(isinstance(record, dict) for record in records):
         raise BadInputError(f"{file}: holds no list of objects, such as [{{'text': 'a'}}, ...]")
     names = dict.fromkeys(name for record in records for name in record)

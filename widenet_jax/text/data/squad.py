@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from widenet_jax.corpus.tables import read_text
+from widenet_jax.corpus.tables import read_text, trimmed
 from widenet_jax.corpus.tokenizer import Encoded
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
@@ -218,7 +218,7 @@ def read_questions(file: epath.Path) -> list[Question]:
 def _mistakes(question: Question, file: epath.Path) -> Iterator[str]:
     """Yields a line for an empty text, and for each answer that does not stand where it should."""
     for name, text in (("question", question.text), ("context", question.context)):
-        if not text.strip():
+        if not trimmed(text):
             yield f"{file}: question {question.id}: its {name} is empty; remove it"
     for answer in question.answers:
         there = question.context[answer.start : answer.start + len(answer.text)]
@@ -252,7 +252,8 @@ def _question(asked: Mapping[str, Any], context: Any) -> Question:
         found = tuple(map(Answer, answers["text"], answers["answer_start"]))
     else:
         found = tuple(Answer(answer["text"], answer["answer_start"]) for answer in answers)
-    question = Question(asked["id"], asked["question"], context, found)
+    name = str(asked["id"]) if type(asked["id"]) is int else asked["id"]
+    question = Question(name, asked["question"], context, found)
     if not all(map(is_text, (*question[:3], *(answer.text for answer in found)))):
         raise TypeError(f"question {question.id!r}: a text is missing or is no text")
     if not all(type(answer.start) is int for answer in found):

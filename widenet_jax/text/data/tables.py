@@ -4,9 +4,13 @@ Labels go by name: an example's label is the place of its name among the class n
 number a file gives it.
 """
 
+import contextlib
 import itertools
+import math
 import mimetypes
+import os
 import reprlib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import partial
 from numbers import Number
@@ -15,14 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from widenet_jax.corpus.tables import Columns, read_text, shown
+from widenet_jax.corpus.tables import Columns, read_text, shown, trimmed
+from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import ArraySpec, Example, Transform
 from widenet_jax.data.labelled import label_of
 from widenet_jax.data.sources import example_at, missing_classes
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 from widenet_jax.files import is_text
 from widenet_jax.text.data import sequences
-from widenet_jax.text.data.files import LINES, read_columns, read_split, suffix_of
+from widenet_jax.text.data.files import LINES, read_columns, read_split, split_of, suffix_of
 
 # (text, pair, label) columns of known sets; the first layout that a file has is taken.
 LAYOUTS = (
@@ -37,6 +42,7 @@ LAYOUTS = (
 )
 MAX_CLASSES = 1000  # more distinct labels mean that the column holds something else
 LEAST_LENGTH = 5  # tokens of a sequence
+NO_LABEL = {"-", "-1"}  # in SNLI and in Hugging Face's test sets, unless they are class names
 
 
 class MissingColumnError(BadInputError):
@@ -117,7 +123,7 @@ class Table:
         }
         if split == data["train_split"] and not info.get("class_names"):
             check_classes(missing_classes(self), names, split)
-        encode, T = partial(sequences.encode_all, tokenizer), data["max_length"]
+        encode, T = partial(encode_visible, tokenizer), data["max_length"]
         pairs = encode([row.pair or "" for row in rows]) if paired else [None] * len(rows)
         both = list(zip(encode([row.text for row in rows]), pairs, strict=True))
         joined = [sequences.join(tokenizer, text, pair, T) for text, pair in both]
@@ -164,6 +170,11 @@ class Table:
         return BadExampleError(f"{self.describe(index)}: the {which} is empty{advice}")
 
 
+def encode_visible(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns the ids of each text; none of a text without a visible character."""
+    return sequences.encode_all(tokenizer, [text if trimmed(text) else "" for text in texts])
+
+
 def splits_of(train: Any, evaluation: Any, _: Any, data: Mapping[str, Any]) -> tuple[Table, Table]:
     """Returns both splits of Python objects; see `specs.TaskSpec` and `rows_of`."""
     first = Table(data, data["train_split"], {}, rows_of(train, "data"))
@@ -187,7 +198,7 @@ def rows_of(examples: Any, name: str) -> list[Row]:
                 texts, label = [], None
         if not _is_label(label):
             raise BadInputError(f"{where} is neither (text, label) nor (text, second text, label)")
-        rows.append(Row(texts[0], (*texts, None)[1], str(label).strip(), where))
+        rows.append(Row(texts[0], (*texts, None)[1], label_text(label), where))
     if len({row.pair is None for row in rows}) != 1:
         raise BadInputError(f"{name}: give examples, each with one text or each with two")
     return rows
@@ -212,7 +223,8 @@ def read_file(
     """
     columns = read_columns(file)
     text, pair, label = layout_of(columns, data, file)
-    labels = [str("" if value is None else value).strip() for value in columns[label]]
+    labels = ["" if value is None else label_text(value) for value in columns[label]]
+    no_label = {"", *NO_LABEL} - {*split_names(data["label_names"])}
     where = [f"{file} row {number}" for number in range(1, len(labels) + 1)]
     bad = [
         (row, f"column {column!r} holds {reprlib.repr(value)}, and not a text")
@@ -220,16 +232,18 @@ def read_file(
         for row, value in enumerate(columns[column])
         if not is_text(value)
     ]
+    advice = dict.fromkeys(NO_LABEL, "; if it is a class, list it in --config.data.label_names")
     bad += [
-        (row, f"column {label!r} holds no label ({reprlib.repr(value)})")
+        (row, f"column {label!r} holds no label ({reprlib.repr(value)}){advice.get(name, '')}")
         for row, (value, name) in enumerate(zip(columns[label], labels, strict=True))
-        if name in ("", "-", "-1") or not _is_label(value)
+        if name in no_label or not _is_label(value)
     ]
     bad += [
-        (row, "the text is empty")
-        for column in filter(None, (text, pair) if refuse_empty else ())
+        (row, f"the {which} is empty")
+        for which, column in (("text", text), ("second text", pair))
+        if refuse_empty and column
         for row, value in enumerate(columns[column])
-        if is_text(value) and not value.strip()
+        if is_text(value) and not trimmed(value)
     ]
     if bad:
         raise BadRowsError([f"{where[row]}: {problem}" for row, problem in sorted(bad)])
@@ -257,6 +271,14 @@ def read_texts(path: str, data: Mapping[str, Any]) -> list[tuple[Any, Any]]:
         return [(cell, None) for cell in columns[text]]
     pairs = ["" if cell is None else cell for cell in columns[pair]]
     return [*zip(columns[text], pairs, strict=True)]
+
+
+def label_text(label: object) -> str:
+    """Returns a label as text that equals all others that look the same.
+
+    Accents and letters are one character, and nothing invisible stands around it.
+    """
+    return trimmed(unicodedata.normalize("NFC", str(label)))
 
 
 def _is_label(value: object) -> bool:
@@ -307,7 +329,7 @@ def split_names(label_names: str) -> list[str]:
     Raises:
       BadInputError: a name is empty or there twice.
     """
-    names = [name.strip() for name in label_names.split(",")] if label_names else []
+    names = [label_text(name) for name in label_names.split(",")] if label_names else []
     if not all(names) or len(set(names)) < len(names):
         raise BadInputError(
             f"config.data.label_names={label_names}: give each class one name, as in no,yes"
@@ -331,12 +353,13 @@ def class_names_of(rows: Sequence[Row]) -> list[str]:
     return sorted(found, key=int if all(map(str.isdecimal, found)) else None)
 
 
-def _plain(name: str) -> str:
-    """Returns what names that probably mean the same class share."""
-    try:
-        return str(float(name))
-    except ValueError:
-        return name.casefold()
+def _plain(name: str) -> str | float:
+    """Returns what names that probably mean the same class share; of a number its value."""
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(name)):
+            return number
+    shown = (c for c in unicodedata.normalize("NFKC", name) if trimmed(c) or c.isspace())
+    return " ".join("".join(shown).casefold().split())
 
 
 def doubts(rows: Sequence[Row], class_names: Sequence[str]) -> list[str]:
@@ -344,6 +367,10 @@ def doubts(rows: Sequence[Row], class_names: Sequence[str]) -> list[str]:
     notes, alike = [], {}
     for name in class_names:
         alike.setdefault(_plain(name), []).append(name)
+    numbers = [number for number in alike if isinstance(number, float)]
+    if len(numbers) == len(alike) and not all(map(float.is_integer, numbers)):
+        scores = "scores are not learned as numbers, each is a class of its own"
+        notes.append(f"{len(class_names):,} classes are numbers with fractions: {scores}")
     if odd := next((same for same in alike.values() if len(same) > 1), None):
         advice = "differ only in spelling: if they mean the same, write them alike in the table"
         notes.append(f"{' and '.join(map(repr, odd))} {advice}")
@@ -359,21 +386,48 @@ def doubts(rows: Sequence[Row], class_names: Sequence[str]) -> list[str]:
 def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: str) -> np.ndarray:
     """Returns the place of each row's label among the class names: int32.
 
-    A file may number the names of `config.data.label_names` instead of spelling them.
+    A file may number the names of `config.data.label_names` instead of spelling them, unless they
+    are numbers themselves.
 
     Raises:
       BadInputError: a label is no class.
     """
-    index = {name: number for number, name in enumerate(class_names)}
-    for number, name in enumerate(split_names(label_names)):
+    index = {label_text(name): number for number, name in enumerate(class_names)}
+    names = split_names(label_names)
+    for number, name in enumerate(names if all(isinstance(_plain(n), str) for n in names) else ()):
         if name in index:
             index.setdefault(str(number), index[name])
     if odd := next((row for row in rows if row.label not in index), None):
+        alike = [name for name in class_names if _plain(name) == _plain(odd.label)]
+        advice = f"; if it is {alike[0]!r}, write both alike" if alike else ""
         raise BadInputError(
             f"{odd.where}: label {odd.label!r} is none of the {len(class_names)} classes "
-            f"({shown(class_names)}), as in the training split or the model"
+            f"({shown(class_names)}), as in the training split or the model{advice}"
         )
     return np.array([index[row.label] for row in rows], np.int32)
+
+
+def refused_labels(tables: Mapping[str, Sequence[Row]], label_names: str) -> dict[str, str]:
+    """Returns lines by which runs on a split "train" refuse the labels of tables beside it.
+
+    Args:
+      tables: the rows of each file; of each label one is enough.
+      label_names: as in `config.data`.
+
+    Returns:
+      The file of each line.
+    """
+    lines: dict[str, str] = {}
+    for folder in dict.fromkeys(map(os.path.dirname, tables)):
+        beside = [file for file in tables if os.path.dirname(file) == folder]
+        train = [row for file in beside if split_of(file) == "train" for row in tables[file]]
+        for file in beside if train else ():
+            try:
+                names = split_names(label_names) or class_names_of(train)
+                label_numbers(tables[file], names, label_names)
+            except BadInputError as error:
+                lines.setdefault(str(error), file)
+    return lines
 
 
 def check_classes(missing: Sequence[str], class_names: Sequence[str], split: str) -> None:

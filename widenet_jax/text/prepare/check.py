@@ -16,11 +16,11 @@ from widenet_jax.data.records import Check, Checked
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.files import READERS, suffix_of
 from widenet_jax.text.data.squad import read_questions
-from widenet_jax.text.data.tables import MissingColumnError, doubts, read_file
+from widenet_jax.text.data.tables import MissingColumnError, Row, doubts, read_file, refused_labels
 from widenet_jax.text.data.text_records import TextRecords
 
 TABLES = (".tsv", ".csv")  # a parquet or JSON file is one where its label column is given
-COLUMNS = ("text_column", "pair_column", "label_column")
+COLUMNS = ("text_column", "pair_column", "label_column", "label_names")
 
 
 def checks_of_set(directory: str, split: str) -> Iterator[Check]:
@@ -38,17 +38,20 @@ def check(path: str, options: Options) -> Checked:
     place = epath.Path(path)
     files = sorted(files_below(place)) if place.is_dir() else [path]
     columns = {name: getattr(options, name) for name in COLUMNS}
-    count, problems, unlabelled, notes, seen = 0, {}, {}, [], {}
+    count, problems, unlabelled, notes, seen, tables = 0, {}, {}, [], {}, {}
     for file in tqdm.tqdm(files, desc="check", unit="file"):
         bad: list[str] = []
         try:
-            count += read(file, columns, options.format, bad, notes, seen)
+            count += read(file, columns, options.format, bad, notes, seen, tables)
         except MissingColumnError as error:
             found = unlabelled.setdefault(file, []) if error.field == "label_column" else bad
             found.append(str(error).replace("--config.data.", "--"))
         except BadInputError as error:
-            bad += getattr(error, "problems", [str(error)])
+            lines = getattr(error, "problems", [str(error)])
+            bad += [line.replace("--config.data.", "--") for line in lines]
         problems[file] = bad
+    for line, file in refused_labels(tables, columns["label_names"]).items():
+        problems[file].append(line.replace("--config.data.", "--"))
     what = f"{len(files):,} files, {count:,} documents, rows and questions"
     of_tables = [line for file in files if suffix_of(file) in TABLES for line in problems[file]]
     if any(" row " in line for line in of_tables):
@@ -68,16 +71,19 @@ def read(
     bad: list[str],
     notes: list[str],
     seen: dict[int, str],
+    tables: dict[str, list[Row]],
 ) -> int:
     """Reads one file; returns how many documents, rows or questions it has.
 
     Args:
       path: of the file.
-      columns: "text_column", "pair_column" and "label_column" as in `config.data`, "" if not given.
+      columns: "text_column", "pair_column", "label_column" and "label_names" as in `config.data`,
+        "" if not given.
       format: of a file that is no table, as in `inputs.plan`.
       bad: receives a line for each mistake.
       notes: receives a line on what may be one.
       seen: receives the hash of each text (and its pair) in a table, with the first file of it.
+      tables: receives the first row of each label in a table.
 
     Raises:
       BadInputError: a mistake after which the file cannot be read on.
@@ -87,6 +93,7 @@ def read(
         raise BadInputError(f"{path}: an empty file")
     if _is_table(path, columns):
         rows = read_file(epath.Path(path), columns, refuse_empty=True)
+        tables[path] = [*{row.label: row for row in reversed(rows)}.values()][::-1]
         quoted = sum(len(row.text) > 1 and row.text[0] == row.text[-1] == '"' for row in rows)
         if suffix_of(path) == ".tsv" and 2 * quoted > len(rows):
             what = f"{quoted:,} of {len(rows):,} texts begin and end with a quote"

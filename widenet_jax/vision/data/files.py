@@ -1,8 +1,9 @@
 """Image files: their kinds, the checks before decoding, and their pixels, uint8 [H, W, 3] (RGB).
 
-OpenCV decodes JPEG and PNG. Pillow decodes WebP, BMP, GIF, TIFF and CMYK JPEGs, which OpenCV reads
-otherwise, in part (a file that is cut short) or not at all, and reads EXIF orientations. Pillow is
-imported at the first such file, because most sets have none, so that worker processes stay light.
+OpenCV decodes JPEG and PNG. Pillow decodes WebP, BMP, GIF, TIFF, CMYK JPEGs and animated PNGs,
+which OpenCV reads otherwise, in part (a file that is cut short) or not at all, and reads EXIF
+orientations. Pillow is imported at the first such file, because most sets have none, so that worker
+processes stay light.
 
 libjpeg fills the parts that it cannot read with grey and only warns, on stderr, so OpenCV returns
 garbage for a damaged file. `examine` walks the file's structure once, in about 3 % of the time of
@@ -160,7 +161,8 @@ def examine(data: bytes) -> FileInfo:
     decoding. In ImageNet's photos it finds 70 % of the random runs of 256 bytes, 95 % of 1 KiB and
     98 % of 4 KiB, but 1 % of single bytes, and no run of zeros: JPEG has no checksum, so other
     damage decodes to a wrong picture.
-    (PNG has checksums, which libpng verifies. Damage of the other kinds shows when it is decoded.)
+    (PNG has checksums, which libpng verifies, and Pillow up to the last rows. Damage of the other
+    kinds shows when it is decoded.)
     """
     found = _KINDS.match(data)
     kind = found.lastgroup if found else None
@@ -169,6 +171,9 @@ def examine(data: bytes) -> FileInfo:
     elif kind == "PNG":
         problem = None if b"IEND" in data else "truncated PNG (no end chunk)"
         info = FileInfo(problem, height=_number(data, 20, 4), width=_number(data, 16, 4))
+        # An animation may leave out the image before it, which other readers show; OpenCV skips it.
+        if b"acTL" in data[: data.find(b"IDAT")]:
+            info = info._replace(pillow="PNG")
     elif kind == "HEIC":
         return FileInfo("a HEIC file, which is not read: convert it to JPEG")
     elif kind is None:

@@ -27,6 +27,7 @@ EVAL_CROPS = dict.fromkeys(("central", "squash"))
 ANY_LABEL = 2**31  # where the classes are unknown: what int32 holds
 ASPECT_RANGE = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 100
+LONGEST = 32  # sides of a square: a longer image loses its ends before it is resized
 JITTERS = ("Brightness", "Contrast", "Color")
 ERASED_AREA = (0.02, 1 / 3)
 ERASED_ASPECT = (0.3, 1 / 0.3)
@@ -107,8 +108,16 @@ def squash(image: Image, size: int, *, smooth: bool) -> np.ndarray:
 
 
 def central_crop(image: Image, size: int, short_side: int) -> np.ndarray:
-    """Resizes the shorter side to `short_side`, then cuts [size, size, C] from the centre."""
+    """Resizes the shorter side to `short_side`, then cuts [size, size, C] from the centre.
+
+    An image more than `LONGEST` times as long as wide is first cut, evenly at both ends: a resized
+    strip of 1 x 20,000 pixels would take gigabytes. Other images are not, as the cut changes the
+    rounding of the interpolation's places, and so some pixels.
+    """
     image = image[:, :]
+    longest = LONGEST * min(image.shape[:2])
+    top, left = (max(0, (side - longest) // 2) for side in image.shape[:2])
+    image = image[top : image.shape[0] - top, left : image.shape[1] - left]
     height, width = image.shape[:2]
     scale = short_side / min(height, width)
     scaled = resize(image, round(height * scale), round(width * scale), smooth=True)

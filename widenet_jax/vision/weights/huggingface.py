@@ -180,11 +180,26 @@ def read_huggingface(
     known = any(name.endswith(f"{EMBEDDINGS}.weight") for name in arrays)
     if not known or not config.exists():
         return None
-    fields = model_fields(read_object(config), source=str(config))
+    theirs = read_object(config)
+    fields = model_fields(theirs, source=str(config))
+    check_square(theirs.get("image_size"), source=str(config))
     params = from_huggingface(arrays, source=source)
-    pixels = read_object(preprocessor) if preprocessor.exists() else {}
-    params, folded = fold_pixels(params, pixels, source=str(preprocessor))
+    if not preprocessor.exists():
+        return params, fields, f"{PREPROCESSOR} is missing: mean 0.5 and std 0.5 of pixels assumed"
+    params, folded = fold_pixels(params, read_object(preprocessor), source=str(preprocessor))
     return params, fields, folded
+
+
+def check_square(image_size: Any, *, source: str) -> None:
+    """Raises BadInputError where a ViT reads images of two different sides.
+
+    Its positions may be as many as those of a square, such as 4 x 16 and 8 x 8.
+    """
+    if isinstance(image_size, list) and len(set(map(repr, image_size))) > 1:
+        raise BadInputError(
+            f"{source}: image_size={image_size}, so its positions are not of a square grid, as "
+            "those of our images are; start from a ViT of square images"
+        )
 
 
 POSITION = "position/position_embedding"
