@@ -225,6 +225,7 @@ LOSSES = {  # config.model.moe.losses: a weight for each
     "z": (0.0, "squared logsumexp of the scores, Zoph et al. 2022"),
     "over": ("batch", "statistics are over: batch, group"),
 }
+TYING_LOSSES = {"first_choice": (0.0, "of variant tying: load_balance, of first choices alone")}
 SOFT_MOE = {  # config.model.soft_moe
     "mlp_dim": (4096, "hidden width of an expert", 1, 2**18),
     "num_experts": (4, "E", 1, 2**12),
@@ -256,7 +257,7 @@ MODELS = {
     "model.attention": ATTENTION,
     "model.moe": EXPERTS | LANGUAGE_EXPERTS,
     "model.moe.router": ROUTER,
-    "model.moe.losses": LOSSES,
+    "model.moe.losses": LOSSES | TYING_LOSSES,
     "model.soft_moe": SOFT_MOE,
     "model.top_k_mlp": TOP_K_MLP,
     "model.product_key": PRODUCT_KEY | {"kernel_init": ("pre_norm", "as model.kernel_init")},

@@ -14,13 +14,15 @@ mixture of experts, the K largest hidden units or product keys in every block.
 | steps           | 100,000; Adam, 2.5e-4, cosine to 0      | the same, in bfloat16             |
 | tokens, batch   | 256 (small), 512 (e8, big); 64, e8 32   | the same                          |
 | memory          | as many tokens; 4 times in evaluation   | the same                          |
-| warm-up         | big: 4,000 steps                        | the same                          |
+| warm-up         | big: 4,000 steps, then 100,000 of the   | the same; the cosine ends with    |
+|                 | cosine: the run ends at 0.4% of a rate  | the run, at 0                     |
 | clipping        | 0.25; small but e8, dense, top-K: 0.1   | the same as run                   |
 | dropout         | 0.1, big 0.2                            | the same                          |
 | expert dropout  | wt_s_star, e8 0.05; big 0.2 in Table 9, | the same as run                   |
 |                 | 0.1 as run                              |                                   |
-| entropy loss    | 0.001; e8 0.0001; small C4, peS2o as    | the same; Table 4's wt_s with     |
-|                 | run 0; Table 4's wt_s 0.0001            | entropy=0.0001                    |
+| entropy loss    | 0.001; e8 0.0001; small C4, peS2o as    | the same; Table 4's wt_s and      |
+|                 | run 0, with S-BASE 0.0001; Table 4's    | S-BASE's with entropy=0.0001      |
+|                 | wt_s 0.0001                             |                                   |
 | entropy loss of | as run over the K chosen experts        | over all; as run with preset=     |
 | renormalised    |                                         | softmax_renormalized_released     |
 | Switch loss     | as run E^2 times weaker than eq. 17     | eq. 17                            |
@@ -70,7 +72,19 @@ parameter_matched=true does so for the other dense models, whose printed widths 
 it. variants.py has every option.
 
 Looped models, see docs/LOOPS.md: moeut_44m to moeut_1b (MoEUT), and tying with the options loop and
-tie ("Tying the Loop"), at their published sizes and rates. Ours: not run.
+tie ("Tying the Loop"), at their published sizes and rates. Ours: not run. As released, but for
+(docs/LOOPS.md has all):
+
+| recipe | what differs from the released code                             | theirs / ours     |
+|--------|------------------------------------------------------------------|-------------------|
+| moeut  | entropy losses: each loop's own p, the mean over loops           | 1 at equal p      |
+| moeut  | initial embedding                                                | 1.8 to 3.2        |
+| tying  | rates of attention in a group of g loops with tie=experttie      | 1 / sqrt(g)       |
+| tying  | rates of tied routers, norms of queries and keys (alltie, ...)   | sqrt(g)           |
+| tying  | initial attention, wi and wg, wo, router, embedding              | 0.41, 0.47, 1.9,  |
+|        |                                                                  | 0.56, 0.10        |
+| tying  | losses over 64 sequences, as accumulation_steps=4 does; ours 256 | none              |
+| tying  | Muon in bfloat16, without bias correction (docs/NUMERICS.md)     | 1 after 50 steps  |
 """
 
 from ml_collections import ConfigDict
@@ -94,7 +108,10 @@ RECIPES = {
 }
 # Looped models: MoEUT (arXiv:2405.16039), and "Tying the Loop" (arXiv:2606.16825). Cosine to 10%.
 MOEUT_RECIPE = {"batch_size": 64, "max_length": 1024, "path": "data/c4"}
-MOEUT_OPTIMIZER = {"learning_rate": 2.5e-4, "end_learning_rate": 2.5e-5, "weight_decay": 0.01}
+MOEUT_OPTIMIZER = {
+    **{"learning_rate": 2.5e-4, "end_learning_rate": 2.5e-5},
+    **{"weight_decay": 0.01, "exclude_norm_and_bias": False},
+}
 TYING_RECIPE = {
     "batch_size": 256,
     "max_length": 512,
@@ -103,7 +120,8 @@ TYING_RECIPE = {
 }
 TYING_OPTIMIZER = {
     **{"name": "muon", "momentum": 0.95, "learning_rate": 0.02, "end_learning_rate": 0.002},
-    **{"adam_rate": 0.1, "warmup": "50 steps", "grad_clip_norm": 1.0},
+    **{"adam_rate": 0.1, "b2": 0.95, "warmup": "50 steps", "grad_clip_norm": 1.0},
+    **{"weight_decay": 0.1, "decay_exclude": "embedding|.*router/kernel", "tied_rate": "sqrt"},
 }
 for _name in MOEUT:
     _first = {"warmup": "0 steps", "grad_clip_norm": 0.1}

@@ -8,9 +8,11 @@ variants.py parses names and options.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from configs import defaults
 from configs.defaults import values
+from widenet_jax.specs import added, own_fields
 
 # ViT (Dosovitskiy et al. 2021, Table 1). "tiny" (8x8 digits), "mini" (as deep as "b") and "s" (both
 # for 32 to 64 pixels) are this project's: the same architecture, small enough to train on a
@@ -136,17 +138,20 @@ for _name, (_d, _l, _n, _h, _e, _a, _k, _g) in MOEUT.items():
         "attention": {"name": "switch_head", "num_experts": _a, "rope": 0.5, "entropy": 0.001},
         "loop": {"core": ((_g, _l // _g),)},
         "model": {"norm_position": "peri"},
-        # Differs from the paper: p is averaged over the tokens of a sequence, and not over loops.
-        "moe": {"losses": {"entropy": 0.01, "over": "group"}},
+        # Differs from the paper, whose p is averaged over the loops of a layer, too.
+        "losses": {"over": "group"},
+        "mean_over": "loops",
     }
 # The models of "Tying the Loop" (arXiv:2606.16825), whose topologies are the options loop and tie.
-# Its code's initialisation and the routers' gates are not ours.
+# Its code's initial values are not ours (configs/language_model.py).
 LANGUAGE_SIZES["tying"] = WT_S | {
     **{"embed_dim": 512, "depth": 32, "num_heads": 8, "head_dim": 64, "experts": 32, "width": 256},
     **{"selected": 8, "dropout": 0.0, "mlp_dim": None, "router": "softmax_renormalized"},
     "attention": {"name": "full", "rope": 1.0, "qk_norm": True, "use_bias": False},
     "model": {"norm": "rms", "norm_epsilon": 1e-6, "tied_output": True, "ffn_bias": False},
-    "moe": {"activation": "swiglu", "losses": {"load_balance": 0.01, "z": 1e-4}},
+    "expert_activation": "swiglu",
+    "losses": {"entropy": 0.0, "first_choice": 0.01, "z": 1e-4},
+    "mean_over": "steps",
 }
 LOOPED = (*MOEUT, "tying")
 
@@ -185,7 +190,8 @@ ROUTERS = {
     "hierarchical": ("groups", "selected_groups"),  # Shazeer et al. 2017, appendix B
     "expert_choice": (),  # Zhou et al. 2022
 }
-# The losses of a router's paper with their weights there; other routers have SIGMA_MOE_LOSSES.
+# The losses of a router's paper with their weights there; other routers have SIGMA_MOE_LOSSES and
+# the size's own.
 ROUTER_LOSSES = {
     "top_k": {"load_balance": 0.01, "over": "group"},
     "noisy_top_k": {"importance": 0.1, "load": 0.1},
@@ -260,9 +266,11 @@ def language_model(size: str, ffn: str, options: Mapping) -> dict:
     """Returns `config.model` of a language model, as Csordás et al. 2023 compare them."""
     base = LANGUAGE_SIZES[size] | chosen(options, "embed_dim")
     init = options.get("kernel_init", "pre_norm")
+    loop = loop_section(base["depth"], chosen(base, "loop", "share_norms"), options)
+    base = with_mean_losses(base, loop)
     model = of_size(defaults.MODEL | defaults.LANGUAGE_MODEL, base) | {
         "name": "language_model",
-        "loop": loop_section(base["depth"], chosen(base, "loop", "share_norms"), options),
+        "loop": loop,
         **chosen(base | options, "dropout"),
         "mlp_dim": dense_width(base, ffn, options),
         "norm_epsilon": 1e-5,
@@ -307,7 +315,7 @@ def sigma_moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
         "router": base.get("router", "sigmoid"),
         "examples_per_group": 1,
     }
-    section = experts_section(usual | options | {"mlp_dim": width})
+    section = experts_section(usual | options | {"mlp_dim": width} | chosen(base, "losses"))
     if "expert_dropout" in section["router"]:
         section["router"] |= chosen(base | options, "expert_dropout")
     if section["losses"]["entropy"]:
@@ -319,17 +327,35 @@ def sigma_moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
     rule = "paper" if options.get("router") == "expert_choice" else "unlimited"
     section |= base.get("slots", {"capacity_rule": rule})
     section |= {
-        "activation": "relu",
+        "activation": base.get("expert_activation", "relu"),
         "use_bias": False,
         "dropout": dropout if hidden_dropout(options) else 0.0,
         "output_dropout": dropout,
         "kernel_init": options.get("kernel_init", "switch" if switch else "pre_norm"),
     }
-    own = dict(base.get("moe", {}))
-    if own and "router" not in options:
-        own["losses"] = section["losses"] | {"entropy": 0.0} | own["losses"]
-        section |= own
     return section
+
+
+def with_mean_losses(base: Mapping, loop: Mapping) -> dict:
+    """Returns a size whose own losses, sums over the steps here, are means as in its paper.
+
+    Args:
+      base: of LANGUAGE_SIZES. Its `mean_over` is "steps", all of them, or "loops", of a layer.
+      loop: its `config.model.loop`.
+    """
+    if "mean_over" not in base:
+        return dict(base)
+    orders = [(range(one) if type(one) is int else one, loops) for one, loops in loop["core"]]
+    number = loop["prelude"] + loop["coda"] + sum(len(order) * loops for order, loops in orders)
+    if base["mean_over"] == "loops":
+        number /= loop["prelude"] + loop["coda"] + sum(len(set(order)) for order, _ in orders)
+
+    def divided(weights: Mapping) -> dict:
+        return {k: w if isinstance(w, str) else w / number for k, w in weights.items()}
+
+    attention = base["attention"] | divided(chosen(base["attention"], "entropy"))
+    own = {"losses": divided(base["losses"]), "attention": attention}
+    return base | own | divided(chosen(base, "entropy"))
 
 
 def hidden_dropout(options: Mapping) -> bool:
@@ -387,8 +413,13 @@ def experts_section(options: Mapping) -> dict:
     section["num_selected_experts"] = options.get("selected", section["num_selected_experts"])
     experts, selected = section["num_experts"], section["num_selected_experts"]
     section["router"] = router_section(router, experts=experts, selected=selected)
-    section["losses"] = values(defaults.LOSSES) | ROUTER_LOSSES.get(router, SIGMA_MOE_LOSSES)
+    section["losses"] = values(defaults.LOSSES) | router_losses(router, options)
     return section
+
+
+def router_losses(router: str, size: Mapping) -> dict:
+    """Returns the weights of the losses of a router's paper, or else of the size."""
+    return ROUTER_LOSSES.get(router, SIGMA_MOE_LOSSES | size.get("losses", {}))
 
 
 def router_section(name: str, *, experts: int, selected: int) -> dict:
@@ -397,12 +428,25 @@ def router_section(name: str, *, experts: int, selected: int) -> dict:
     The groups of `hierarchical` are nearly as many as the experts in each; two are chosen, unless
     that does not divide the selected experts.
     """
-    section = {"name": name} | chosen(values(defaults.ROUTER), *ROUTERS[name])
+    section = {"name": name} | router_fields(name)
     if name == "hierarchical":
         groups = max(n for n in range(1, experts + 1) if experts % n == 0 and n * n <= experts)
         pairs = groups > 1 and selected % 2 == 0
         section |= {"groups": groups, "selected_groups": 2 if pairs else 1}
     return section
+
+
+def routers() -> dict[str, Any]:
+    """Returns all routers by name: this project's, and those that imported files have added."""
+    return ROUTERS | added("widenet_jax.nn.moe.routers", "ROUTERS", ROUTERS)
+
+
+def router_fields(name: str) -> dict:
+    """Returns a router's own fields with their defaults."""
+    if name in ROUTERS:
+        return chosen(values(defaults.ROUTER), *ROUTERS[name])
+    decided = ("num_experts", "num_selected_experts", "kernel_init")
+    return own_fields(routers()[name], place=f"router={name}", decided=decided)
 
 
 def has_balance_loss(router: str) -> bool:

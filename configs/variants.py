@@ -14,7 +14,6 @@ from configs.sizes import (
     FFNS,
     LANGUAGE_SIZES,
     NORMS,
-    ROUTER_LOSSES,
     ROUTERS,
     ROUTINGS,
     TIES,
@@ -260,7 +259,7 @@ def parse_option(name: str, pair: str, known: Mapping[str, Any]) -> tuple[str, A
         )
     wanted = known[key]
     if isinstance(wanted, Mapping):
-        choose(wanted, value, field=key, flag="")
+        choose(sizes.routers() if wanted is ROUTERS else wanted, value, field=key, flag="")
         return key, value
     try:
         found = {"true": True, "false": False}[value.lower()] if wanted is bool else wanted(value)
@@ -304,13 +303,18 @@ def check_effects(name: str, kind: Kind, ffn: str, written: Mapping[str, Any]) -
 
 def check_language_options(name: str, options: Mapping, written: Mapping) -> None:
     """Raises BadInputError at options of a language model that contradict each other."""
-    router = options.get("router", "sigmoid")
+    size = LANGUAGE_SIZES[name]
+    router = options.get("router", size.get("router", "sigmoid"))
     # Other routers' papers have no dropout of experts, or other losses.
-    without = () if "expert_dropout" in ROUTERS[router] else ("expert_dropout",)
-    without += ("entropy", "entropy_of") if router in ROUTER_LOSSES else ()
-    without += ("balance",) if router in ROUTER_LOSSES and router != "top_k" else ()
+    without = () if "expert_dropout" in sizes.router_fields(router) else ("expert_dropout",)
+    if not sizes.router_losses(router, size).get("entropy"):
+        without += ("entropy", "entropy_of", *([] if router == "top_k" else ["balance"]))
     if odd := [key for key in without if key in written]:
-        raise BadInputError(f"option {odd[0]} has no effect on router={router}; remove it")
+        raise BadInputError(
+            f"option {odd[0]} has no effect on {name} with router={router}; remove it"
+        )
+    if "loop" in size and "depth" in written:
+        raise BadInputError(f"option depth has no effect on {name}; give loop, such as loop=2x4")
     if odd := [key for key in ("entropy", "entropy_of") if key in written and "balance" in written]:
         raise BadInputError(f"option {odd[0]} has no effect beside balance; remove one of both")
     if "hidden_dropout" in options and not options.get("dropout", LANGUAGE_SIZES[name]["dropout"]):

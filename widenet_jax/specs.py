@@ -7,11 +7,12 @@ task or model by `register`; it stands first, so that it may replace one of ours
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
-from widenet_jax.errors import choose
+from widenet_jax.errors import BadInputError, choose
 
 Named = str | Callable[..., Any]  # a dotted name, or the object
 
@@ -239,6 +240,39 @@ def resolve(name: Any) -> Any:
         return name
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def added(module: str, table: str, known: Collection[str] = ()) -> dict[str, Any]:
+    """Returns what files have added to a table of parts.
+
+    Args:
+      module: has the table. It is not imported, as it takes JAX: a file that adds to it did so.
+      table: its name there.
+      known: the names of this project's parts.
+    """
+    parts = getattr(sys.modules.get(module), table, {})
+    return {name: part for name, part in parts.items() if name not in known}
+
+
+def own_fields(part: Any, *, place: str, decided: Collection[str]) -> dict[str, Any]:
+    """Returns the fields of an added part that a config can hold, with their defaults.
+
+    Args:
+      part: a class of a Linen module, or its dotted name.
+      place: begins messages.
+      decided: fields that no config sets.
+
+    Raises:
+      BadInputError: a field has no default.
+    """
+    part, found = resolve(part), {}
+    others = {"parent", "name", *decided}
+    for one in (f for f in fields(part) if f.name not in others) if is_dataclass(part) else ():
+        if one.default is MISSING and one.default_factory is MISSING:
+            raise BadInputError(f"{place}: give the field {one.name} of its class a default")
+        if isinstance(one.default, bool | int | float | str | tuple):
+            found[one.name] = one.default
+    return found
 
 
 def task_spec(name: str) -> TaskSpec:

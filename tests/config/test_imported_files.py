@@ -1,5 +1,6 @@
 """Files that register parts of their own, and those beside them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,70 @@ from widenet_jax.config import imports
 from widenet_jax.config.files import NO_EXPERIMENTS, load_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import file_sha256
+from widenet_jax.main import parse_flags
+from widenet_jax.nn.moe.layer import MoeLayer
+from widenet_jax.nn.moe.losses import LOSSES
+from widenet_jax.nn.moe.routers import ROUTERS
 
 FILE = ROOT / "tests/extensions/cosine_router.py"
+MINE = """
+from widenet_jax.nn.moe.losses import LOSSES, z_loss
+from widenet_jax.nn.moe.routers import ROUTERS
+from widenet_jax.nn.moe.routers.softmax import SoftmaxRouter
+
+class Mine(SoftmaxRouter):
+    sharpness: float = 2.0
+
+class Bare(SoftmaxRouter, kw_only=True):
+    sharpness: float
+
+ROUTERS["mine"], ROUTERS["bare"], LOSSES["mine"] = Mine, Bare, z_loss
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yields a file that adds routers and a loss, which are removed again."""
+    for name in ("IMPORTED", "NAMED"):
+        monkeypatch.setattr(imports, name, {})
+    (tmp_path / "mine.py").write_text(MINE)
+    yield tmp_path / "mine.py"
+    for table in (ROUTERS, LOSSES):
+        table.pop("mine", None)
+    ROUTERS.pop("bare", None)
+
+
+def flags(mine: Path, config: str, *fields: str) -> list[str]:
+    workdir = f"--workdir={mine.parent / 'run'}"
+    return ["main", f"--import={mine}", f"--config=configs/{config}", workdir, *fields]
+
+
+@pytest.mark.parametrize(
+    "config", ["digits.py:widenet_tiny", "language_model.py:tiny,ffn=moe", "text_tiny.py:widenet_4"]
+)
+def test_a_router_and_a_loss_are_chosen_on_the_command_line(mine: Path, config: str):
+    fields = ("moe.losses.mine=0.01", "moe.router.sharpness=3")
+    fields = [f"--config.model.{field}" for field in fields]
+    moe = parse_flags(flags(mine, f"{config},router=mine", *fields))[1].model.moe
+    assert set(moe.router) == {"name", "expert_dropout", "bias_balancing", "sharpness"}
+    assert moe.losses.mine == 0.01
+    router = MoeLayer(**moe).build_router(parent=None, name=None)
+    assert (type(router).__name__, router.sharpness) == ("Mine", 3.0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "field", "message"),
+    [
+        ("widenet_tiny,router=mien", "seed=0", r"router='mien' is unknown; .*router=mine\?"),
+        ("widenet_tiny,router=bare", "seed=0", "router=bare: give the field sharpness of its cla"),
+        ("widenet_tiny", "model.moe.losses.mien=0.1", "losses.mien: the config has no such field"),
+        ("widenet_tiny", "model.moe.losses.mine=x", "this field needs a number, such as 0.0"),
+        ("vit_tiny", "model.moe.losses.mine=0.1", "config.model.moe is empty in this config"),
+    ],
+)
+def test_parts_that_cannot_be_chosen(mine: Path, variant: str, field: str, message: str):
+    with pytest.raises(BadInputError, match=message):
+        parse_flags(flags(mine, f"digits.py:{variant}", f"--config.{field}"))
 
 
 def test_this_project_s_own_experiments_do_not_count():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from configs.variants import IMAGES, LANGUAGE, TEXTS, model_section, parse
+from configs.sizes import LANGUAGE_SIZES, MOEUT
+from configs.variants import IMAGES, LANGUAGE, OF_KEYS, TEXTS, model_section, parse
 from widenet_jax.errors import BadInputError
 
 
@@ -37,10 +38,21 @@ NO_EFFECT = [
     (IMAGES, "widenet_b,ffn=product_key,selected=2", "selected has no effect"),
     (IMAGES, "widenet_b,moe=false,examples_per_group=8", "examples_per_group has no effect"),
     (LANGUAGE, "wt_s,ffn=moe,num_active=8", "num_active has no effect on wt_s with ffn=moe"),
-    (LANGUAGE, "wt_s,preset=switch,entropy=0.1", "entropy has no effect on router=switch"),
-    (LANGUAGE, "wt_s,preset=switch,balance=0.1", "balance has no effect on router=switch"),
+    (
+        LANGUAGE,
+        "wt_s,preset=switch,entropy=0.1",
+        "entropy has no effect on wt_s with router=switch",
+    ),
+    (
+        LANGUAGE,
+        "wt_s,preset=switch,balance=0.1",
+        "balance has no effect on wt_s with router=switch",
+    ),
     (LANGUAGE, "wt_s,ffn=moe,entropy=0.1,balance=0.1", "entropy has no effect beside balance"),
     (LANGUAGE, "wt_s,ffn=moe,router=hierarchical,expert_dropout=0.1", "expert_dropout has no"),
+    (LANGUAGE, "loop_s,ffn=moe,entropy=0.1", "entropy has no effect on loop_s with router=top_k"),
+    (LANGUAGE, "tying,balance=0.1", "no effect on tying with router=softmax_renormalized"),
+    (LANGUAGE, "moeut_44m,depth=4", "depth has no effect on moeut_44m; give loop, such as loop="),
     (LANGUAGE, "byte_s,preset=switch_no_dropout", "hidden_dropout of preset=switch_no_dropout has"),
     (LANGUAGE, "wt_s,ffn=moe,hidden_dropout=true,dropout=0.0", "without dropout; give dropout=0.1"),
 ]
@@ -69,6 +81,68 @@ def test_mistakes():
         with pytest.raises(BadInputError) as caught:
             parse(text, kind)
         assert message in str(caught.value)
+
+
+# Two values of each option of language models, if not numbers.
+VALUES = {
+    **{"loop": ("1+2x3+1", "3x2"), "tie": ("attntie", "experttie"), "routing": ("own", "first")},
+    **{"norms": ("index", "tied"), "ffn": ("top_k", "moe"), "router": ("softmax", "sigmoid")},
+    **{"attention": ("relative", "full"), "preset": ("dense", "unregularized")},
+    **{"entropy_of": ("chosen,entropy=0.1", "all,entropy=0.1"), "table_init": ("lample", "a")},
+    **{"kernel_init": ("switch", "pre_norm"), "weights": ("softmax", "relu")},
+    **{"hidden_dropout": ("true", "false"), "combine_heads": ("before", "after")},
+}
+NEEDED = {"num_active": "top_k", **dict.fromkeys(OF_KEYS, "product_key")}
+
+
+@pytest.mark.parametrize("size", LANGUAGE_SIZES)
+def test_every_option_changes_the_model_or_is_refused(size: str):
+    for option in LANGUAGE.options.keys() - {"parameter_matched"}:
+        start = f"{size},ffn={NEEDED.get(option, 'moe')}"
+        start = size if option in ("ffn", "preset") else start
+        start += ",dropout=0.5" if option == "hidden_dropout" else ""
+        usual = ("0.3", "0.7") if LANGUAGE.options[option] is float else ("3", "7")
+        values = VALUES.get(option, usual)
+        try:
+            first, second = (model_section(f"{start},{option}={value}") for value in values)
+        except BadInputError as error:
+            assert f"has no effect on {size}" in str(error), option
+            continue
+        assert first != second, option
+
+
+def test_a_size_s_own_router_may_be_written():
+    for size, of in LANGUAGE_SIZES.items():
+        own = model_section(f"{size},ffn=moe")
+        written = model_section(f"{size},ffn=moe,router={of.get('router', 'sigmoid')}")
+        assert written == own, size
+
+
+def weights(variant: str) -> dict:
+    """The weights of a model's losses, summed over its operations as runs sum them."""
+    section = model_section(variant)
+    losses = {k: w for k, w in section["moe"]["losses"].items() if w and k != "over"}
+    return losses | {"attention": section["attention"].get("entropy", 0)}
+
+
+def test_losses_that_papers_average_over_layers():
+    """The code of arXiv:2606.16825 averages over its 32 layers: each has 0.01 / 32."""
+    for loop, depth in {"32x1": 32, "2+1x4+1x4+2": 12, "ABCBAx2": 10}.items():
+        found = weights(f"tying,loop={loop}")
+        assert {k: depth * w for k, w in found.items()} == pytest.approx(
+            {"first_choice": 0.01, "z": 1e-4, "attention": 0}
+        )
+    assert weights("tying")["first_choice"] == pytest.approx(0.01 / 32)
+
+
+def test_losses_that_papers_average_over_loops():
+    """MoEUT has one loss a layer, of p over all its loops: 16 / 2 loops, 36 / 4, 24 / 3, ..."""
+    loops = {name: depth // group for name, (_, depth, *_, group) in MOEUT.items()}
+    loops |= {"moeut_44m,loop=1+2x3+1": 8 / 4, "moeut_44m,loop=ABAx4": 12 / 2}
+    for variant, number in loops.items():
+        found = {k: number * w for k, w in weights(variant).items()}
+        assert found == pytest.approx({"entropy": 0.01, "attention": 0.001}), variant
+    assert weights("moeut_44m,entropy=0.5")["entropy"] == 0.5  # as written
 
 
 def test_a_model_of_any_kind():

@@ -27,13 +27,31 @@ def test_when_tokens_leave_by_hand():
     gates = jnp.log(jnp.array([1.0, 1 / 3, 7.0]))[:, None, None]
     np.testing.assert_allclose(leaving(gates)[:, 0, 0], [1 / 2, 1 / 8, 3 / 8], rtol=1e-6)
     p = jnp.array([[[0.5, 0.2]], [[0.25, 0.2]], [[0.25, 0.6]]])
-    logits = jnp.array([[[[0.0, 0.0]] * 2], [[[0.0, 0.1], [0.0, 9.0]]], [[[0.0, 0.1], [0.0, 9.1]]]])
+    logits = jnp.zeros((3, 1, 2, 2))
     found = [
         exit_loops(logits, p, Exit(rule=rule, threshold=threshold, loss="expected"))[0].tolist()
-        for rule, threshold in (("none", 0.5), ("gate", 0.5), ("gate", 0.9), ("kl", 0.01))
+        for rule, threshold in (("none", 0.5), ("gate", 0.5), ("gate", 0.9))
     ]
-    # KL of (0.525, 0.475) against halves is 0.00125; of the second token 0.69, then 1e-7.
-    assert found == [[2, 2], [0, 2], [2, 2], [1, 2]]
+    assert found == [[2, 2], [0, 2], [2, 2]]
+
+
+def test_when_tokens_leave_by_kl_by_hand():
+    """Of two words: KL(1/2, 1/2 || 9/10, 1/10) = log(5/3), the reverse 0.9 log 9 - log 5.
+
+    Before the first loop both words are as likely, so that a token may leave there.
+    """
+    half, sure = jnp.zeros(2), jnp.log(jnp.array([0.9, 0.1]))
+    logits = jnp.array([[half, sure, sure], [sure, half, half], [half, sure, half]]).swapaxes(0, 1)
+
+    def leaves(threshold: float) -> list[int]:
+        rule = Exit(rule="kl", threshold=threshold)
+        return exit_loops(logits[:, None], jnp.zeros((3, 1, 3)), rule)[0].tolist()
+
+    assert np.log(5 / 3) == pytest.approx(0.511, abs=1e-3)
+    assert 0.9 * np.log(9) - np.log(5) * (0.9 + 0.1) == pytest.approx(0.368, abs=1e-3)
+    assert leaves(1e-3) == [0, 2, 0]
+    assert leaves(0.45) == [0, 1, 0]
+    assert leaves(0.6) == [0, 0, 0]
 
 
 def test_losses_by_hand():

@@ -14,8 +14,7 @@ D, V, T, L, G, N, H, A, E, K = 16, 11, 6, 4, 2, 2, 4, 3, 5, 2
 
 def tiny() -> tuple:
     """A MoEUT of two layers that run twice, and parameters none of which is 0 or 1."""
-    fields = model_section("moeut_44m") | {"embed_dim": D, "dtype": "float32"}
-    fields["loop"]["core"] = ((G, L // G),)
+    fields = model_section(f"moeut_44m,loop={G}x{L // G}") | {"embed_dim": D, "dtype": "float32"}
     fields["attention"].update(num_heads=N, head_dim=H, num_experts=A)
     fields["moe"].update(mlp_dim=6, num_experts=E, num_selected_experts=K)
     model = build_model(fields, vocab_size=V)
@@ -69,7 +68,7 @@ def attention(x: np.ndarray, y: np.ndarray, of: dict) -> tuple[np.ndarray, float
     mixed = np.einsum("nqk,knh->qnh", softmax(scores), value)
     kernel = of["out_experts"]["kernel"].reshape(A, N, H, D)
     out = np.einsum("tnh,anhd,tna->td", mixed, kernel, best(logits["out"]))
-    return out, 0.001 * sum(entropy(one).mean() for one in logits.values())
+    return out, 0.001 * G / L * sum(entropy(one).mean() for one in logits.values())
 
 
 def experts(x: np.ndarray, y: np.ndarray, of: dict) -> tuple[np.ndarray, float]:
@@ -77,11 +76,11 @@ def experts(x: np.ndarray, y: np.ndarray, of: dict) -> tuple[np.ndarray, float]:
     logits = y @ of["router"]["kernel"]
     hidden = np.maximum(np.einsum("td,edf->tef", x, of["experts"]["wi"]["kernel"]), 0)
     outputs = np.einsum("tef,efd->ted", hidden, of["experts"]["wo"]["kernel"])
-    return np.einsum("ted,te->td", outputs, best(logits)), 0.01 * entropy(logits)
+    return np.einsum("ted,te->td", outputs, best(logits)), 0.01 * G / L * entropy(logits)
 
 
 def equations(params: dict, tokens: np.ndarray) -> float:
-    """The loss: cross-entropy, and the entropy losses of each layer's every loop."""
+    """The loss: cross-entropy, and each layer's entropy losses, the mean over its loops."""
     total = 0.0
     for row in tokens:
         x, of = params["embedding"][row[:-1]], params["encoder"]

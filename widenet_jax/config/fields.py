@@ -13,10 +13,11 @@ from ml_collections import ConfigDict
 from widenet_jax.config.files import configs_module
 from widenet_jax.config.names import nearest_name
 from widenet_jax.errors import BadInputError, check_range, choose
-from widenet_jax.specs import PYTHON, TASKS, task_spec
+from widenet_jax.specs import PYTHON, TASKS, added, task_spec
 
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 EMPTY = "empty section"
+LOSSES = "model.moe.losses"  # weights of losses, also of those that imported files have added
 LARGEST = 1e300  # of numbers without a limit: finite
 
 
@@ -168,13 +169,21 @@ def set_field(config: ConfigDict, field: str, text: str) -> None:
                 f"--config.{field}: config.{name} is empty in this config; set it in the config "
                 "file, or choose a variant that has it"
             )
-    if field not in fields:
+    if field not in fields and not (LOSSES in fields and is_loss(field)):
         raise BadInputError(f"--config.{field}: {no_such_field(field, fields)}")
-    value = parse_value(field, text, fields[field])
+    value = parse_value(field, text, fields.get(field, 0.0))
     *sections, name = field.split(".")
     for section in sections:
         config = config[section]
-    config[name] = value
+    with config.unlocked():
+        config[name] = value
+
+
+def is_loss(field: str) -> bool:
+    """Whether a field is the weight of a loss of experts, perhaps of an imported file's."""
+    section, _, name = field.rpartition(".")
+    of_files = added("widenet_jax.nn.moe.losses", "LOSSES")
+    return section == LOSSES and (field in field_names() or name in of_files)
 
 
 def no_such_field(field: str, fields: Mapping[str, Any]) -> str:

@@ -25,11 +25,13 @@ from widenet_jax.files import file_sha256
 PACKAGE = Path(__file__).parents[1]
 # This project's: within an installed package, or beside the package in a checkout.
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").exists() else PACKAGE.parent / "configs"
-# Modules without a table that a file could add to, and a function.
+# Modules without a table that a file could add to, and functions.
 PLAIN = (
     "widenet_jax.errors",
     "widenet_jax.config",
     "widenet_jax.papers",
+    "widenet_jax.specs.added",
+    "widenet_jax.specs.own_fields",
     "widenet_jax.specs.task_spec",
 )
 IMPORTED: dict[str, str] = {}  # in this process: absolute path -> SHA-256

@@ -1,5 +1,6 @@
 """The language model: it predicts each token from those before it, with a memory or without."""
 
+import math
 from collections.abc import Mapping
 
 import flax.linen as nn
@@ -156,6 +157,7 @@ def exit_loops(logits: Array, leaves: Array, leave: Exit) -> Array:
         done = jnp.cumsum(leaves, axis=0) >= leave.threshold
     else:
         scores = nn.log_softmax(logits)
-        change = (jnp.exp(scores[1:]) * (scores[1:] - scores[:-1])).sum(-1)
-        done = jnp.concatenate([jnp.zeros_like(leaves[:1], bool), change < leave.threshold])
+        even = jnp.full_like(scores[:1], -math.log(scores.shape[-1]))
+        before = jnp.concatenate([even, scores[:-1]])
+        done = (jnp.exp(before) * (before - scores)).sum(-1) < leave.threshold
     return jnp.where(done.any(axis=0), done.argmax(axis=0), last).astype(jnp.int32)

@@ -102,8 +102,9 @@ class Exit:
         prod_{j<k} (1 - l_j), and the last loop takes the rest (Ouro, arXiv:2510.25741).
       entropy: weight of H(p), averaged over tokens, in "expected"; its size is ours.
       rule: at which loop a token's prediction is taken in evaluation: "none", the last; "gate",
-        where the sum of p reaches the threshold; "kl", where the prediction differs from the
-        previous loop's by less than the threshold in nats (arXiv:2502.05171 has 5e-4).
+        where the sum of p reaches the threshold; "kl", where KL(q_{k-1} || q_k) of the predictions
+        after two loops is below the threshold in nats, q_0 being even over the vocabulary, so that
+        the first loop may be the last (arXiv:2502.05171 has 5e-4, its later code 1e-3).
       threshold: of the rule.
     """
 

@@ -100,6 +100,12 @@ def loop_importance(r: dict, tokens: list[int]) -> float:
     return squared_variation(sums)
 
 
+def loop_first_choice(r: dict, tokens: list[int]) -> float:
+    first = [sum(r["expert_index"][s, 0] == e for s in tokens) / len(tokens) for e in range(E)]
+    mean = [sum(r["router_probs"][s, e] for s in tokens) / len(tokens) for e in range(E)]
+    return E * sum(f * p for f, p in zip(first, mean, strict=True))
+
+
 def loop_load(r: dict, tokens: list[int]) -> float:
     return squared_variation([sum(r["load_probability"][s, e] for s in tokens) for e in range(E)])
 
@@ -144,6 +150,7 @@ def loop_z(r: dict, tokens: list[int]) -> float:
 LOOPS = {
     "load_balance": ("load_balance", loop_load_balance, ["router_probs"]),
     "switch": ("switch", lambda r, tokens: K * loop_load_balance(r, tokens), ["router_probs"]),
+    "first_choice": ("first_choice", loop_first_choice, ["router_probs"]),
     "importance": ("importance", loop_importance, ["gate"]),
     "load": ("load", loop_load, ["load_probability"]),
     "load of two levels": (

@@ -38,7 +38,8 @@ class SwitchHead(SelfAttention):
     The loss, in training, is sum_e p_e log p_e, where p is the softmax of a head's logits averaged
     over the tokens of an example: the mean over examples and heads, once for s and once for s'. It
     belongs to one operation. Differs from MoEUT, whose p is also averaged over the loops of a
-    layer: here each loop adds its own, so that the weight counts once a loop.
+    layer: here each loop adds its own, so that the weight counts once a loop. The sizes of MoEUT
+    divide it by their loops.
 
     Attributes:
       num_experts: A.

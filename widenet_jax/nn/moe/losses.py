@@ -41,6 +41,15 @@ def switch_loss(routing: Routing, mask: Array) -> Array:
     return routing.expert_index.shape[-1] * load_balance_loss(routing, mask)
 
 
+def first_choice_loss(routing: Routing, mask: Array) -> Array:
+    """Returns `load_balance_loss` of each group, m_i the share of tokens whose best expert is i.
+
+    As GShard has it (arXiv:2006.16668), and the code of arXiv:2606.16825.
+    """
+    first = routing.expert_index[..., :1]
+    return load_balance_loss(routing.replace(expert_index=first), mask)
+
+
 def importance_loss(routing: Routing, mask: Array) -> Array:
     """Returns CV(I)^2 of each group, I_i the sum of expert i's gates (Shazeer et al. 2017)."""
     gates = spread(routing.gate, routing.expert_index, routing.router_probs.shape[-1])
@@ -130,6 +139,7 @@ def squared_variation(x: Array) -> Array:  # [G, E] -> [G]
 LOSSES: dict[str, Callable[[Routing, Array], Array]] = {
     "load_balance": load_balance_loss,
     "switch": switch_loss,
+    "first_choice": first_choice_loss,
     "importance": importance_loss,
     "load": load_loss,
     "entropy": entropy_loss,
