@@ -29,7 +29,7 @@ from widenet_jax.inference.trained import build_for
 from widenet_jax.nn.loop import Loop
 from widenet_jax.ops.analysis.captured import routed_blocks, states, token_routing
 from widenet_jax.ops.analysis.usage import ExpertUsage
-from widenet_jax.run.figures import MARKERS, PALETTE, save, subplots
+from widenet_jax.run.figures import MARKERS, PALETTE, legend_below, save, subplots
 from widenet_jax.run.stopping import say
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
@@ -207,11 +207,10 @@ def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") ->
         axes[3].plot([], [], "_:", color="grey", ms=14, label="the same by chance")
         axes[3].plot([], [], "o--", color="grey", mfc="white", label="no expert in common")
         axes[3].set_ylim(0, 1.02)
-        axes[3].legend(fontsize=8, loc="lower center", ncols=2)  # where no share is
     for axis in axes:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if axis.get_legend_handles_labels()[0] and not axis.get_legend():
-            axis.legend(fontsize=8)
+        if axis.get_legend_handles_labels()[0]:
+            legend_below(axis, 2)
     save(figure, out)
 
 

@@ -65,7 +65,8 @@ def draw_layers(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axis.set_xlabel(across.replace("_", " "))
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    place = {"loc": "outside lower center", "ncols": 4}
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, **place)
     fixed = [describe(n, rows[0][n]) for n in SIZES if n not in varying]
     figure.suptitle(f"{rows[0]['device']}: {', '.join(fixed)}", fontsize=10)
     return figure
