@@ -37,7 +37,7 @@ def test_a_table_shows_the_papers_numbers_and_ours(tmp_path: Path, drawn):
     draw_table(EXPERIMENTS["table3"], rows, tmp_path / "four.png")
     alike = rows[0] | {"values": [50.0, 50.0], "std": 0.0}
     draw_table(EXPERIMENTS["table3"], [alike], tmp_path / "alike.png")
-    said = "top-1 %, ours\n(seeds without a bar: no spread; strokes: seeds)"
+    said = "top-1 %, ours\nseeds without a bar: no spread\nstrokes: seeds"
     assert drawn[1].axes[1].get_xlabel() == said and not drawn[1].axes[1].collections
     paper, own = drawn[0].axes
     assert [line.get_xydata().tolist() for line in paper.lines] == [[[70, 0]], [[80, 1]]]

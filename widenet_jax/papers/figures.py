@@ -71,7 +71,7 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
     marks = ["bars: one standard deviation"] * any(row["std"] for row in rows)
     marks += ["seeds without a bar: no spread"] * any(row["std"] == 0 for row in rows)
     marks += ["strokes: seeds"] * any(len(row["values"]) > 1 for row in rows)
-    own.set(xlabel=f"{metric}, ours" + f"\n({'; '.join(marks)})" * bool(marks))
+    own.set(xlabel="\n".join([f"{metric}, ours", *marks]))
     for axis in (*papers, own):
         axis.grid(alpha=0.3)
     save(figure, out)

@@ -181,7 +181,7 @@ def loss_of(trained: Trained, change: str) -> tuple[str, float]:
 def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") -> None:
     """Draws what `measure_loops` found, by loop."""
     places, routed = found["places"], any("load_spread" in of for of in found["places"].values())
-    figure, axes = subplots(1, 4 if routed else 2, size=(20 if routed else 10, 4.5))
+    figure, axes = subplots(1, 4 if routed else 2, size=(20 if routed else 10, 5.5))
     figure.suptitle(title)
     for index, (place, of) in enumerate(places.items()):
         style = {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}

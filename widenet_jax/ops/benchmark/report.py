@@ -44,7 +44,7 @@ def draw_layers(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for name in varying[1:]
         if any(len({row[name] for row in rows if row[across] == x}) > 1 for x in points)
     ]
-    figure, axes = subplots(1, len(LABELS), size=(5 * len(LABELS), 4))
+    figure, axes = subplots(1, len(LABELS), size=(5 * len(LABELS), 4.5))
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         name = ", ".join(describe(n, row[n]) for n in ("method", *others))
