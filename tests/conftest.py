@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -131,8 +131,11 @@ def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Lists the figures that are saved during the test, as they were drawn."""
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
+    """Lists the figures that are saved during the test, as they were drawn.
+
+    In none of them a legend lies over a panel, or beyond the edge.
+    """
     figures: list[Figure] = []
     save = Figure.savefig
 
@@ -141,4 +144,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         figures.append(figure)
 
     monkeypatch.setattr(Figure, "savefig", keep)
-    return figures
+    yield figures
+    for figure in figures:
+        own = [axis.get_legend() for axis in figure.axes]
+        for legend in filter(None, (*figure.legends, *own)):
+            box = legend.get_window_extent()
+            assert not any(box.overlaps(axis.get_window_extent()) for axis in figure.axes)
+            assert box.x0 >= 0 and box.x1 <= figure.bbox.x1

@@ -67,9 +67,10 @@ def test_seeds_without_spread_have_no_test(tmp_path, drawn):
     assert "| single | +0.5000 | one seed | 1 |" in text
     contrasts.draw(loops, shown, tmp_path / "a.png")
     (axis,) = drawn[0].axes
-    assert [text.get_text() for text in axis.texts] == ["no spread", "one seed"]
-    # Beside the line at 0: dots, the mean and, of the first alone, the interval.
-    assert len(axis.lines) == 1 + 3 + 2 + 2
+    labels = [label.get_text() for label in axis.get_yticklabels()]
+    assert labels == ["a - b", "four (no spread)", "single (one seed)"]
+    # After the line at 0, of each: dots, the interval and the mean.
+    assert [len(line.get_xdata()) for line in axis.lines[1:]] == [3, 2, 1, 2, 0, 1, 1, 0, 1]
 
 
 def test_equality_needs_both_sides():

@@ -41,8 +41,8 @@ def test_differences_by_hand(tmp_path: Path, drawn):
     """
     shares = {"first_changes": 0.25, "first_changes_by_chance": 0.5, "all_change": 0.125}
     own = {"metric": "bits_per_byte", "own": 3.0} | shares
-    write_json(tmp_path / "loops_routing_models.json",
-               {"a": own | {"first": 3.1}, "b": own | {"first": 3.3}})  # fmt: skip
+    models = {name: own | {"first": first} for name, first in (("a", 3.1), ("b", 3.3), ("c", 3.1))}
+    write_json(tmp_path / "loops_routing_models.json", models)
     text, facts = write(ROUTING, SMALL, measured({"a": "none", "b": "none"}), MADE_BY, tmp_path)
     (row,) = facts["rows"]
     assert forced_routing.differences(row) == pytest.approx([0.1, 0.3])
@@ -51,6 +51,8 @@ def test_differences_by_hand(tmp_path: Path, drawn):
     )
     assert cells in " ".join(text.split())
     assert "- MoE 3x3: not run." in text
+    text, _ = write(ROUTING, SMALL, measured({"a": "none", "c": "none"}), MADE_BY, tmp_path)
+    assert "| +0.1000 (no spread) |" in " ".join(text.split())
     lost, shown = drawn[0].axes
     assert lost.lines[1].get_xdata() == pytest.approx([0.1, 0.3])
     assert [line.get_xdata()[0] for line in shown.lines] == [0.25, 0.5, 0.125]

@@ -35,6 +35,10 @@ def test_a_table_shows_the_papers_numbers_and_ours(tmp_path: Path, drawn):
     rows = [row("one", "v", 50.0, paper=70.0), row("two", "v", 60.0, paper=80.0)]
     rows += [row("three", "v", np.nan, paper=np.nan), row("four", "v", 55.0, paper="no memory")]
     draw_table(EXPERIMENTS["table3"], rows, tmp_path / "four.png")
+    alike = rows[0] | {"values": [50.0, 50.0], "std": 0.0}
+    draw_table(EXPERIMENTS["table3"], [alike], tmp_path / "alike.png")
+    said = "top-1 %, ours\nseeds without a bar: no spread\nstrokes: seeds"
+    assert drawn[1].axes[1].get_xlabel() == said and not drawn[1].axes[1].collections
     paper, own = drawn[0].axes
     assert [line.get_xydata().tolist() for line in paper.lines] == [[[70, 0]], [[80, 1]]]
     assert [text.get_text() for text in paper.texts] == ["NaN", "no memory"]
@@ -81,7 +85,7 @@ def test_the_bands_over_seeds_are_whole_and_the_models_are_named(tmp_path: Path,
     figures.draw(experiment, SCALES["small"], found, tmp_path / "fig5.png")
     (axis,) = drawn[0].axes
     assert axis.get_ylim()[1] > 8
-    texts = [text.get_text() for text in axis.get_legend().get_texts()]
+    texts = [text.get_text() for text in drawn[0].legends[0].get_texts()]
     assert texts == ["ViT-B (here vit_s)", "WideNet-B (here widenet_s)"]
 
 
@@ -157,5 +161,9 @@ def test_norms_in_numbers():
         text.split()
     )
     assert "of widenet_s is 2.00 times vit_s's, and it is above in 1 of 2 blocks" in text
+    alike = {"ViT-B": np.array([[2.0, 1.0], [1.0, 2.0]])}
+    assert "| 1.5000 (no spread) | 2 |" in " ".join(
+        figures.markdown(EXPERIMENTS["fig4"], SMALL, alike).split()
+    )
     empty = figures.markdown(EXPERIMENTS["fig4"], SMALL, {})
     assert "|" not in empty and "ViT-B: not run." in empty and "WideNet-B: not run." in empty

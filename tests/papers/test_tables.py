@@ -174,6 +174,16 @@ def test_rows_are_compared_with_one_of_them():
     assert "Pairs of rows that the paper orders: 2; 2 the other way round." in text
 
 
+def test_comparisons_without_a_test_say_so():
+    """Both rows' seeds are alike, or one of them has a single seed."""
+    (zoo,) = [one for one in chosen(["sigma_zoo"]) if one.language == "e8"]
+    for seeds, told in (((1.9, 1.9), "better without spread"), ((1.9,), "better by one seed")):
+        found = {"dense": bits(2.0, 2.0), "softmax": bits(*seeds)}
+        runs = {run_of(SMALL, zoo, row): found.get(row.label, Measured(())) for row in zoo.rows}
+        text = markdown(zoo, SMALL, rows_of(zoo, SMALL, runs))
+        assert "| 2.000 (2 seeds; no spread) |" in " ".join(text.split()) and f"| {told}" in text
+
+
 def test_paired_comparisons_show_each_seed():
     experiment = EXPERIMENTS["loops_value"]
     done = [

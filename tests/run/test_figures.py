@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from small_runs import ROOT
 
+from widenet_jax.config.files import load_config
 from widenet_jax.run.figures import PALETTE, draw_learning_curves, raised_steps, save, subplots
 from widenet_jax.text.classification import TextClassification
 
@@ -74,8 +76,8 @@ def test_a_metric_that_only_evaluation_records(tmp_path: Path, drawn):
     run = write_records(tmp_path / "run", records)
     draw_learning_curves([run], tmp_path / "curve.png", metric="perplexity")
     left, right = drawn[0].axes
-    assert curves(left) == [(BLUE, [1, 2], [2.0, 1.0]), (BLUE, [2], [1.5])]
-    assert curves(right) == [(BLUE, [], []), (BLUE, [2], [80.0])]
+    assert curves(left) == [(BLUE, [1, 2], [2.0, 1.0]), (ORANGE, [2], [1.5])]
+    assert curves(right) == [(BLUE, [], []), (ORANGE, [2], [80.0])]
 
 
 def test_a_loss_that_no_drawn_split_records_is_left_out(tmp_path: Path, drawn):
@@ -94,6 +96,7 @@ def test_the_legend_names_the_splits(tmp_path: Path, drawn):
     (run / "config.json").write_text(json.dumps({"data": data, "task": {}, "model": {}}))
     draw([run], tmp_path / "a.png")
     draw([run, run], tmp_path / "b.png", names=["a", "b"], splits=("eval",))
+    assert [to_hex(line.get_color()) for line in drawn[0].axes[0].lines] == [BLUE, ORANGE]
     legends = [legend for figure in drawn for legend in figure.legends]
     texts = [[text.get_text() for text in legend.get_texts()] for legend in legends]
     assert texts == [["train[10%:]", "val"], ["a val", "b val"]]
@@ -102,6 +105,26 @@ def test_the_legend_names_the_splits(tmp_path: Path, drawn):
         below = min(axis.get_window_extent().y0 for axis in figure.axes)
         assert legend.get_window_extent().y1 < below
     assert drawn[0].axes[0].get_ylabel() == "cross-entropy"
+
+
+def test_the_legend_says_what_training_alone_does_to_labels(tmp_path: Path, drawn):
+    """Each field of a task that does; long names get fewer columns."""
+    run = write_run(tmp_path / "run", [0.5, 0.6])
+    off = load_config(f"{ROOT}/configs/digits.py")
+    off.task.label_smoothing = off.augment.mixup_alpha = off.augment.cutmix_alpha = 0.0
+    on = {"label_smoothing": 0.1, "class_weights": "balanced"}
+    mixed = {"mixup_alpha": 0.2, "cutmix_alpha": 1.0}
+    every = "train (smoothed labels, weighted classes, mixup, CutMix)"
+    for task, augment, name in ((on, mixed, every), ({}, {}, "train")):
+        config = off.copy_and_resolve_references()
+        config.task.update(task)
+        config.augment.update(augment)
+        (run / "config.json").write_text(config.to_json())
+        draw([run, run], tmp_path / "a.png", names=["WideNet-Tiny", "ViT-Tiny"])
+        texts = [text.get_text() for text in drawn[-1].legends[0].get_texts()]
+        assert texts == [
+            f"{model} {of}" for model in ("WideNet-Tiny", "ViT-Tiny") for of in (name, "test")
+        ]
 
 
 def test_runs_of_one_name_are_one_curve(tmp_path: Path, drawn):

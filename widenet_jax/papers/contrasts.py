@@ -16,15 +16,7 @@ from matplotlib.axes import Axes
 
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.run.figures import PALETTE, save, subplots
-from widenet_jax.run.intervals import (
-    SIGNIFICANT,
-    Interval,
-    holm,
-    mean_over_seeds,
-    no_interval,
-    p_of,
-    varies,
-)
+from widenet_jax.run.intervals import SIGNIFICANT, holm, mean_over_seeds, no_interval, p_of
 from widenet_jax.run.tables import table_of
 
 HOW = (
@@ -59,14 +51,14 @@ class Found:
         return statistics.fmean(self.values) if self.values else math.nan
 
     @property
-    def interval(self) -> Interval | None:
+    def interval(self) -> tuple[float, float] | None:
         """95% interval of the mean; None unless the seeds vary."""
         return mean_over_seeds(self.values)
 
     @property
     def verdict(self) -> str:
         """Above or below 0, equal within the margin, both or undecided; or that seeds are alike."""
-        if (n := len(self.values)) > 1 and not varies(self.values):
+        if (n := len(self.values)) > 1 and not self.interval:
             return "equal" if abs(self.mean) <= self.margin else f"no spread over {n} seeds"
         found = ["above 0" if self.mean > 0 else "below 0"] if self.p < SIGNIFICANT else []
         found += ["equal"] if self.p_equal < SIGNIFICANT else []
@@ -121,31 +113,30 @@ def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None
     """Draws each contrast's seeds, mean and interval, beside 0 and the margin."""
     shown = [one for one in found if one.values]
     figure, axis = subplots(1, 1, size=(9, 1.4 + 0.4 * len(shown)))
-    axis.axvspan(-experiment.margin, experiment.margin, color="0.9", label="counts as equal")
+    axis.axvspan(-experiment.margin, experiment.margin, color="0.9")
     plot_seeds(axis, {one.label: one.values for one in shown})
     figure.suptitle(experiment.title)
     figure.supxlabel(
-        f"{experiment.metric.label}: each seed, mean and 95% interval\n{experiment.above_0}",
+        f"{experiment.metric.label}: each seed, mean and 95% interval (grey: counts as equal)\n"
+        f"{experiment.above_0}",
         fontsize="medium",
     )
-    axis.legend(loc="best", fontsize="small")
     save(figure, out)
 
 
 def plot_seeds(axis: Axes, by_label: Mapping[str, Sequence[float]]) -> None:
     """Plots, on a line for each label, the seeds' values, their mean and interval, beside 0.
 
-    A mean without an interval says why.
+    Labels say why a mean has no interval.
     """
+    names = []
     axis.axvline(0, color="0.4", linewidth=1)
-    for place, values in enumerate(by_label.values()):
+    for place, (label, values) in enumerate(by_label.items()):
         mean = statistics.fmean(values)
         axis.plot(values, [place] * len(values), "o", color=PALETTE[0], alpha=0.4)
-        if ends := mean_over_seeds(values):
-            axis.plot(ends, [place, place], color=PALETTE[1], linewidth=2)
-        else:
-            why = {"text": no_interval(len(values)), "fontsize": "small", "va": "center"}
-            axis.annotate(xy=(mean, place), xytext=(8, 0), textcoords="offset points", **why)
+        ends = mean_over_seeds(values)
+        axis.plot(ends or (), [place, place] if ends else (), color=PALETTE[1], linewidth=2)
+        names.append(label if ends else f"{label} ({no_interval(len(values))})")
         axis.plot(mean, place, "D", color=PALETTE[1])
-    axis.set_yticks(range(len(by_label)), by_label)
+    axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()

@@ -62,8 +62,8 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
         for value in row["values"]:
             own.plot(value, place, "|", color=PALETTE[5], alpha=0.6)
         if row["mean"] is not None and np.isfinite(row["mean"]):
-            bar = row["std"] or None  # of 0 only the ends would be drawn
-            own.errorbar(row["mean"], place, xerr=bar, color=PALETTE[5], fmt="o", capsize=3)
+            bar = {"xerr": row["std"] or None, "capsize": 3}  # of 0 only its ends would be drawn
+            own.errorbar(row["mean"], place, color=PALETTE[5], fmt="o", **bar)
         elif row["mean"] is not None:
             own.text(0.02, place, "NaN", transform=own.get_yaxis_transform(), va="center")
     own.set_yticks(range(len(rows)), labels)
@@ -71,7 +71,7 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
     marks = ["bars: one standard deviation"] * any(row["std"] for row in rows)
     marks += ["seeds without a bar: no spread"] * any(row["std"] == 0 for row in rows)
     marks += ["strokes: seeds"] * any(len(row["values"]) > 1 for row in rows)
-    own.set(xlabel=f"{metric}, ours" + f"\n({'; '.join(marks)})" * bool(marks))
+    own.set(xlabel="\n".join([f"{metric}, ours", *marks]))
     for axis in (*papers, own):
         axis.grid(alpha=0.3)
     save(figure, out)
@@ -146,7 +146,7 @@ def draw_norms(by_row: Mapping[str, np.ndarray], out: Path, *, title: str) -> No
     curves = {k: (range(y.shape[1]), y.mean(0), y.min(0), y.max(0)) for k, y in by_row.items()}
     plot_by_block(axis, curves, ylabel="y (eq. 9)")
     axis.set_title(title)
-    axis.legend()
+    figure.legend(loc="outside lower center")
     save(figure, out)
 
 
@@ -197,8 +197,8 @@ def cells(one: np.ndarray | ActiveUnits | ExpertUsage, statistic: str) -> list[s
     """
     if statistic in VECTORS:
         means = one.mean(axis=1)
-        spread = f" ± {means.std(ddof=1):.4f}" if varies(means) else " (no spread)"
-        spread *= len(one) > 1
+        alike = " (no spread)" * (len(one) > 1)
+        spread = f" ± {means.std(ddof=1):.4f}" if varies(means) else alike
         by_block = [f"{value:.4f}" for value in one.mean(axis=0)]
         return [*by_block, f"{one.mean():.4f}{spread}", str(len(one))]
     if statistic == "active":

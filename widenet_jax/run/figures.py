@@ -36,12 +36,20 @@ from widenet_jax.run.metrics import JsonLines
 # yellow, which is too pale for lines.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 MARKERS = "os^Dv"
-STYLES = {"train": {"alpha": 0.7, "ms": 3}, "eval": {"ls": "--", "ms": 4}}
+STYLES = {"train": {"alpha": 0.5, "ms": 3}, "eval": {"ls": "--", "ms": 4}}
+# Fields that change what the loss is measured against in training alone -> the legend's words.
+TARGETS = {
+    "label_smoothing": "smoothed labels",
+    "class_weights": "weighted classes",
+    "mixup_alpha": "mixup",
+    "cutmix_alpha": "CutMix",
+}
 MARKS_A_CURVE = 10
 MOST_STRETCH = 3  # times the curves' range: a line further away would press them together
 # Figures are drawn smaller than the sizes in the code at more dots an inch, so that text is large
 # enough for a slide.
 SHRINK, DPI = 0.8, 150
+LETTERS = 55  # of a legend that fit below a panel of learning curves
 MOST_NAMES = 50  # class names that fit beside a figure
 CROSS_ENTROPY, GUESSING = "cross_entropy", "guessing"
 LABELS = {CROSS_ENTROPY: "cross-entropy"}
@@ -57,11 +65,12 @@ def draw_learning_curves(
 ) -> None:
     """Draws the loss (left) and the primary metric (right) against steps.
 
-    Each run has a colour and a marker; evaluation is dashed. Runs of one name are one curve: their
-    mean at the steps that all recorded, in a band between the extremes. A curve is left out if its
-    split does not record the metric, and so is the loss if no curve is left. The legend names the
-    splits. Dotted: guessing; dash-dotted: the task's baseline; a number, where the line would press
-    the curves together. Grey: where a longer duration raised the learning rate again.
+    Each run has a colour and a marker; evaluation is dashed, training paler. The splits of a single
+    run have a colour each. Runs of one name are one curve: their mean at the steps that all
+    recorded, in a band between the extremes. A curve is left out if its split does not record the
+    metric, and so is the loss if no curve is left. The legend names the splits, and how training
+    changes the labels. Dotted: guessing; dash-dotted: the task's baseline; a number, where the line
+    would press the curves together. Grey: where a longer duration raised the learning rate again.
 
     Args:
       workdirs: of runs of one task.
@@ -84,8 +93,8 @@ def draw_learning_curves(
         groups.setdefault(label or index, []).append(index)
     for place, members in enumerate(groups.values()):
         label = labels[members[0]]
-        colour = run_colour(place, len(groups))
-        for split in splits:
+        for index, split in enumerate(splits):
+            colour = run_colour(place, len(groups)) if len(groups) > 1 else PALETTE[index]
             name = f"{label} {split_name(workdirs[members[0]], split)}".strip()
             for axis, one in zip(axes, metrics, strict=True):
                 steps, values = curve_of([runs[k] for k in members], split, one)
@@ -113,13 +122,21 @@ def place_legend(figure: Figure, axes: Sequence[Axes], *, few: bool) -> None:
         for axis in axes:
             lines, texts = axis.get_legend_handles_labels()
             entries |= zip(texts, lines, strict=True)
-        place = {"loc": "outside lower center", "ncols": 4}
+        longest = max(map(len, entries), default=0)
+        columns = min(4, max(1, LETTERS * len(axes) // (longest + 8)))
+        place = {"loc": "outside lower center", "ncols": columns}
         figure.legend(entries.values(), entries.keys(), **place)
     else:
         handles, texts = axes[-1].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside right upper", fontsize=8)
         height = max(4, 0.5 + 0.25 * len(texts))
         figure.set_size_inches(SHRINK * (4 + 5 * len(axes)), SHRINK * height)
+
+
+def legend_below(axis: Axes, columns: int) -> None:
+    """Draws the legend of a panel below its label, where it covers no data."""
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 5}
+    axis.legend(fontsize=8, ncols=columns, **place)
 
 
 def curve_of(
@@ -190,9 +207,16 @@ def run_colour(index: int, count: int) -> Any:
 
 
 def split_name(workdir: epath.PathLike, split: str) -> str:
-    """Returns the data's name of "train" or "eval", such as "val"; `split` before a run begins."""
-    begun = (epath.Path(workdir) / "config.json").exists()
-    return stored_config(str(workdir)).data[f"{split}_split"] if begun else split
+    """Returns the data's name of "train" or "eval", such as "val"; `split` before a run begins.
+
+    Of training with the changes of its labels: "train (smoothed labels)".
+    """
+    if not (epath.Path(workdir) / "config.json").exists():
+        return split
+    config = stored_config(str(workdir))
+    fields = {**config.task, **config.get("augment", {})} if split == "train" else {}
+    changes = [text for name, text in TARGETS.items() if fields.get(name, 0) not in (0, "none")]
+    return config.data[f"{split}_split"] + f" ({', '.join(changes)})" * bool(changes)
 
 
 def write_decimals(axis: Axis) -> None:

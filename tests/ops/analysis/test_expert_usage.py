@@ -11,6 +11,7 @@ from small_runs import metrics_of
 from widenet_jax.data.blocks import read_example
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
+from widenet_jax.ops.analysis import figures
 from widenet_jax.ops.analysis.captured import token_routing
 from widenet_jax.ops.analysis.figures import draw_co_occurrence, draw_load, plot_by_block
 from widenet_jax.ops.analysis.usage import ExpertUsage, measure_usage
@@ -61,6 +62,21 @@ def test_the_label_of_the_experts_is_whole(tmp_path, drawn):
     drawn[0].draw_without_rendering()
     (label,) = (text for text in drawn[0].texts if text.get_text() == "expert")
     assert label.get_window_extent().x0 >= 0
+
+
+def test_no_panel_for_tokens_that_are_not_dropped(monkeypatch: pytest.MonkeyPatch):
+    """Without drops the load takes two of the upper three places."""
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, out: drawn.append(figure))
+    for rate in (0.0, 0.02):
+        figures.draw_usage(replace(BY_HAND, drop_rate=np.full(5, rate)), "not written")
+    titled = [{of.get_title(): of for of in figure.axes if of.get_title()} for figure in drawn]
+    places = [[of.get_subplotspec().colspan for of in panels.values()][:3] for panels in titled]
+    one, two, three = (range(column, column + 1) for column in range(3))
+    assert places == [[range(2), three, one], [one, two, three]]
+    assert next(iter(titled[0])) == "load (numbers: experts); nothing is dropped"
+    assert "dropped" not in titled[0]
+    assert [bar.get_height() for bar in titled[1]["dropped"].patches] == [2.0] * 5
 
 
 def test_the_highest_marker_is_whole():

@@ -71,10 +71,15 @@ def test_what_other_numbers_of_loops_need_is_said_plainly(monkeypatch, capsys):
 
 
 def test_the_ticks_of_loops_are_whole_numbers(tmp_path: Path, drawn):
-    """Also where there is a single loss."""
-    places = {"0.0": {"cosine": [0.5, 0.6, 0.7]}}
+    """Also where there is a single loss. Legends stand below the panels (see `drawn`)."""
+    routed = {"load_spread": [0.1] * 4, "load_spread_of_all": 0.1, "all_change": [0.0, 0.0, 0.1]}
+    shares = ("first_changes", "first_changes_by_chance", "cosine")
+    routed |= {name: [0.1, 0.6, 0.1] for name in shares}
+    places = {f"0.{layer}": routed for layer in range(6)}
     found = {"loops": 4, "metric": "cross_entropy", "losses": {4: 1.2}, "places": places}
     loops.draw_loops(found, tmp_path / "a.png")
+    entries = [len(axis.get_legend().get_texts()) for axis in drawn[0].axes]
+    assert entries == [6, 1, 6 + 1, 6 + 3]
     for axis in drawn[0].axes:
         low, high = axis.get_xlim()
         ticks = [tick for tick in axis.get_xticks() if low <= tick <= high]

@@ -42,11 +42,20 @@ ROWS = [
 
 
 def test_schedules_and_estimates_have_colours_and_markers(tmp_path: Path, drawn):
-    row = {"name": "a", "tpu": "v3-8", "outside": "", "ratio": 0.9, "apart_ratio": 1.2, "old": 2.0}
-    draw([row], str(tmp_path / "a.png"))
-    span, schedule, estimate, _ = drawn[0].axes[0].lines
-    assert drawn[0].axes[0].get_ylim() == (0.4, 1.6)  # the only row, at 1, lies within
-    assert [*span.get_xdata()] == [0.9, 1.2] and [*estimate.get_xdata()] == [2.0]
+    row = {
+        "name": "flash_attention",
+        "tpu": "v3-8",
+        "outside": "",
+        "ratio": 0.9,
+        "apart_ratio": 1.2,
+        "old": 2.0,
+    }
+    draw([row, row | {"outside": "a guess"}], str(tmp_path / "a.png"))
+    span, _, schedule, estimate, _ = drawn[0].axes[0].lines
+    assert drawn[0].axes[0].get_ylim() == (0.4, 2.6)  # the rows, at 2 and 1, lie within
+    names = [label.get_text() for label in drawn[0].axes[0].get_yticklabels()]
+    assert names == ["flash attention on v3-8", "flash attention on v3-8*"]
+    assert [*span.get_xdata()] == [0.9, 1.2] and [*estimate.get_xdata()] == [2.0, 2.0]
     assert {line.get_color() for line in (span, schedule, estimate)} == {PALETTE[0], PALETTE[5]}
     assert (schedule.get_marker(), estimate.get_marker()) == ("o", "X")
 

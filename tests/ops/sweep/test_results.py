@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import cv2
+import numpy as np
 import pytest
 
+from widenet_jax.ops.sweep import results
 from widenet_jax.ops.sweep.axes import product, sweep
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.results import Results, draw_against
@@ -192,3 +194,57 @@ def test_few_values_stand_at_equal_distances(tmp_path: Path, drawn):
     assert rate.get_xscale() == "log"
     assert rate.lines[-1].get_xydata().tolist()[-1] == [0.1, 1.5]
     assert [text.get_text() for text in seed.get_xticklabels()] == ["0", "2", "1000"]
+
+
+def intervals(panel) -> list[float]:
+    """Returns the place, the lower and the upper end of each interval of a panel, end to end."""
+    lines = [line for of in panel.collections for line in of.get_segments()]
+    return [number for low, high in lines for number in (low[0], low[1], high[1])]
+
+
+@pytest.mark.parametrize(
+    ("scores", "found", "legend"),
+    [
+        (
+            (0.5, 0.7, 0.9, None),
+            [0, -0.6706, 1.8706],  # by hand above
+            ["95% interval of the mean over seeds", "mean"],
+        ),
+        ((0.224, 0.224, 0.226, 0.226), [], ["mean"]),
+        # Wilson's by hand: (0.9960 -+ 0.1627) / 1.1921, and 0.5 -+ 0.2007.
+        ((0.9, 0.5), [0, 0.699, 0.9721, 1, 0.2993, 0.7007], ["95% interval over examples"]),
+    ],
+)
+def test_the_picture_has_intervals(
+    scores: list, found: list, legend: list, directory, monkeypatch: pytest.MonkeyPatch
+):
+    """Over seeds; of single accuracies over their 20 images; none without spread."""
+    each = 4 // len(scores)  # 2: one seed a width, of which the sweep has no field
+    scores = [score for score in scores for _ in range(each)]
+    outcomes = outcomes_of("configs/digits.py", "accuracy", directory, scores)[::each]
+    for outcome in outcomes:
+        outcome.result |= {"unit": "images", "test_images": 20}
+        if each == 2:
+            outcome.trial.settings.pop("seed")
+    drawn, of = [], Results(outcomes, directory)
+    monkeypatch.setattr(results, "save", lambda figure, out: drawn.append(figure))
+    draw_against(of.done, ["model.mlp_dim"], of.metric, Path(), of.bars(), label="a")
+    (panel,) = drawn[0].axes
+    assert intervals(panel) == pytest.approx(found, abs=1e-4)
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == legend
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["1", "2"]
+    assert [text.get_text() for text in panel.texts] == ["no spread"] * (2 * (not found))
+    if not found:  # else 0.002 would fill the axis
+        assert np.ptp(panel.get_ylim()) > 0.1 * 0.226
+
+
+def test_settings_of_a_value_stand_side_by_side(monkeypatch: pytest.MonkeyPatch):
+    """At each depth both widths have a place, in the same order."""
+    pairs = [(1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    rows = [{"depth": d, "width": w, "score": d, "interval": (d - 1, d + 1)} for d, w in pairs]
+    drawn = []
+    monkeypatch.setattr(results, "save", lambda figure, out: drawn.append(figure))
+    draw_against(rows, ["depth", "width"], "score", Path(), rows, label="score")
+    depth, _ = drawn[0].axes
+    assert intervals(depth)[::3] == pytest.approx([-0.15, 0.15, 1.15, 0.85])
+    assert [*depth.lines[0].get_xdata()] == intervals(depth)[::3]

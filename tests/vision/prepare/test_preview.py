@@ -44,3 +44,34 @@ def test_rows_and_the_names_above_them(tmp_path: Path, monkeypatch: pytest.Monke
     name = next(text for text in figure.findobj(Text) if text.get_text().startswith("a class"))
     box = name.get_window_extent()
     assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("fields", [("mixup",), ("cutmix",), ("mixup", "cutmix"), ()])
+def test_images_are_mixed_as_in_training(fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """White in the first row, black in the next: a mean is the share of white, as is written."""
+    for name, grey in (("white", 255), ("zinc", 0)):
+        for split in ("train", "val"):
+            (tmp_path / split / name).mkdir(parents=True)
+            image = np.full((16, 16, 3), grey, np.uint8)
+            cv2.imwrite(str(tmp_path / split / name / "a.png"), image)
+    changes = [f"--config.data.path={tmp_path}", "--config.data.image_size=16"]
+    changes += [f"--config.augment.{field}_alpha=1.0" for field in fields]
+    config = override(load_config(f"{ROOT}/configs/finetune.py"), changes)
+    drawn = []
+    monkeypatch.setattr(preview, "save", lambda figure, out: drawn.append(figure))
+    for num in (2, 1):
+        options = Namespace(out=str(tmp_path / "a.png"), num=num, draws=3, seed=0)
+        preview.draw_augmentations(config, options)
+    rows = [axis for figure in drawn for axis in figure.axes]
+    assert len(rows) == 3
+    for axis, own in zip(rows, (255, 0, 255), strict=True):
+        evaluation, *draws = np.split(axis.images[0].get_array(), 4, axis=1)
+        assert (evaluation == own).all()
+        means = [abs(draw.mean() / 255 - (own == 0)) for draw in draws]  # shares of the row's own
+        if fields:
+            texts = [float(text.get_text().rstrip("%")) / 100 for text in axis.texts]
+            assert texts == pytest.approx(means, abs=0.01) and min(means) < 0.999
+        else:
+            assert not axis.texts and means == [1.0] * 3
+    said = [figure.get_supxlabel() for figure in drawn]
+    assert said == [preview.MIXED if fields else ""] * 2

@@ -18,6 +18,7 @@ from widenet_jax.run.figures import (
     MOST_NAMES,
     PALETTE,
     block_panels,
+    legend_below,
     run_colour,
     save,
     subplots,
@@ -43,7 +44,10 @@ def expert_colours(num_experts: int) -> np.ndarray:
 
 
 def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
-    """Draws load, entropy and drops by block, experts by category, and agreement between blocks."""
+    """Draws load, entropy and drops by block, experts by category, and agreement between blocks.
+
+    Where nothing is dropped, the load takes the place of two panels.
+    """
     figure, axes = subplots(2, 3, size=(15, 9))
     figure.suptitle(title)
     (load, level, drop), (categories, agreement, information) = axes
@@ -55,12 +59,10 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
         level.plot(usage.blocks, entropy / np.log(E), label=name, **style)
     level.axhline(1.0, color="black", ls=":", lw=1)  # all experts alike
     level.set(xlabel="block", ylabel="share of log E (dotted: all alike)", title="entropy")
-    level.legend(fontsize=8)
+    legend_below(level, 2)
     drop.bar(usage.blocks, 100 * usage.drop_rate, color="grey")
     highest = max(1.0, 110 * float(usage.drop_rate.max()))
     drop.set(xlabel="block", ylabel="% of the pairs", title="dropped", ylim=(0, highest))
-    if not usage.drop_rate.any():  # else the box would be empty
-        drop.text(0.5, 0.5, "0%", ha="center", va="center", transform=drop.transAxes, fontsize=20)
     draw_categories(categories, usage)
     title = "same first choice, if experts\nare shared (share of tokens)"
     draw_between_blocks(agreement, usage.agreement, usage.blocks, title)
@@ -68,6 +70,11 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     draw_between_blocks(information, usage.mutual_information, usage.blocks, title)
     for axis in (load, level, drop):
         axis.set_xticks(usage.blocks)
+    if not usage.drop_rate.any():  # the panel would be empty
+        load.set_title(f"{load.get_title()}; nothing is dropped")
+        load.set_subplotspec(load.get_gridspec()[0, :2])
+        level.set_subplotspec(drop.get_subplotspec())
+        drop.remove()
     save(figure, out)
 
 

@@ -29,7 +29,7 @@ from widenet_jax.inference.trained import build_for
 from widenet_jax.nn.loop import Loop
 from widenet_jax.ops.analysis.captured import routed_blocks, states, token_routing
 from widenet_jax.ops.analysis.usage import ExpertUsage
-from widenet_jax.run.figures import MARKERS, PALETTE, save, subplots
+from widenet_jax.run.figures import MARKERS, PALETTE, legend_below, save, subplots
 from widenet_jax.run.stopping import say
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
@@ -181,7 +181,7 @@ def loss_of(trained: Trained, change: str) -> tuple[str, float]:
 def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") -> None:
     """Draws what `measure_loops` found, by loop."""
     places, routed = found["places"], any("load_spread" in of for of in found["places"].values())
-    figure, axes = subplots(1, 4 if routed else 2, size=(20 if routed else 10, 4.5))
+    figure, axes = subplots(1, 4 if routed else 2, size=(20 if routed else 10, 5.5))
     figure.suptitle(title)
     for index, (place, of) in enumerate(places.items()):
         style = {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
@@ -207,11 +207,10 @@ def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") ->
         axes[3].plot([], [], "_:", color="grey", ms=14, label="the same by chance")
         axes[3].plot([], [], "o--", color="grey", mfc="white", label="no expert in common")
         axes[3].set_ylim(0, 1.02)
-        axes[3].legend(fontsize=8, loc="lower center", ncols=2)  # where no share is
     for axis in axes:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if axis.get_legend_handles_labels()[0] and not axis.get_legend():
-            axis.legend(fontsize=8)
+        if axis.get_legend_handles_labels()[0]:
+            legend_below(axis, 2)
     save(figure, out)
 
 

@@ -44,7 +44,7 @@ def draw_layers(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for name in varying[1:]
         if any(len({row[name] for row in rows if row[across] == x}) > 1 for x in points)
     ]
-    figure, axes = subplots(1, len(LABELS), size=(5 * len(LABELS), 4))
+    figure, axes = subplots(1, len(LABELS), size=(5 * len(LABELS), 4.5))
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         name = ", ".join(describe(n, row[n]) for n in ("method", *others))
@@ -65,7 +65,8 @@ def draw_layers(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axis.set_xlabel(across.replace("_", " "))
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    place = {"loc": "outside lower center", "ncols": 4}
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, **place)
     fixed = [describe(n, rows[0][n]) for n in SIZES if n not in varying]
     figure.suptitle(f"{rows[0]['device']}: {', '.join(fixed)}", fontsize=10)
     return figure

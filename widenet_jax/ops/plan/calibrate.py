@@ -170,7 +170,8 @@ def bands(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def draw(rows: Sequence[Mapping[str, Any]], out: str) -> None:
     """Draws predicted / measured, a line for each row from overlap to none; PNG."""
     figure, axis = subplots(size=(8, 1.5 + 0.3 * len(rows)))
-    names = [f"{row['name']} {row['tpu']}" + "*" * bool(row["outside"]) for row in rows]
+    names = [row["name"].replace("_", " ") + f" on {row['tpu']}" for row in rows]
+    names = [name + "*" * bool(row["outside"]) for name, row in zip(names, rows, strict=True)]
     places = range(len(rows), 0, -1)
     for place, row in zip(places, rows, strict=True):
         axis.plot([row["ratio"], row["apart_ratio"]], [place] * 2, color=PALETTE[0])

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from widenet_jax.data.labelled import names_text
 from widenet_jax.files import write_text
 from widenet_jax.ops.sweep.directory import Directory
@@ -30,6 +32,8 @@ UNFINISHED = (Status.STOPPED, Status.WAITING, Status.HANDED_OVER)
 SEED = "seed"
 LEVEL = "95%"  # column of intervals
 MOST_NAMED = 8  # more numbers on an axis stand where they are on a scale
+SIDE_BY_SIDE = 0.6  # of the distance of values: how wide rows of one value stand
+LEAST_SPAN = 0.1  # of the largest value; an axis without intervals would exaggerate differences
 
 
 class Results:
@@ -254,7 +258,17 @@ class Results:
         workdirs, metric = [row["workdir"] for row in curves], self.primary_metric.name
         draw_learning_curves(workdirs, curves_file, metric=metric, names=names, splits=("eval",))
         if self.fields:
-            draw_against(self.done, shown, self.metric, axes_file, label=self.shown_metric)
+            of = self.done, shown, self.metric, axes_file, self.bars()
+            draw_against(*of, label=self.shown_metric)
+
+    def bars(self) -> list[dict[str, Any]]:
+        """Returns the rows whose intervals are drawn: of means over seeds, else of accuracies."""
+        if self.fields != [SEED] and (means := self.over_seeds()):
+            return means
+        rows = self.done if self.metric == "test_accuracy" else []
+        return [
+            row | {"mean": row[self.metric], "interval": accuracy_interval(row)} for row in rows
+        ]
 
 
 def table(rows: Sequence[dict], columns: Sequence[str], shown: Mapping[str, str] = {}) -> str:
@@ -281,42 +295,80 @@ def over_seeds_text(row: Mapping[str, Any]) -> str:
 
 
 def draw_against(
-    rows: Sequence[Mapping], fields: Sequence[str], metric: str, out: Path, *, label: str
+    rows: Sequence[Mapping],
+    fields: Sequence[str],
+    metric: str,
+    out: Path,
+    bars: Sequence[Mapping] = (),
+    *,
+    label: str,
 ) -> None:
     """Draws a panel for each field: a dot for each row, and the mean at each value.
 
-    Seeds, texts and few numbers stand at equal distances; many numbers where they are on a scale,
-    logarithmic if they span a factor of 10. A row without the field is left out of its panel; means
-    are left out where every value has a single row.
+    And the `interval` of each of the bars, at its fields; seeds without spread are named. Seeds,
+    texts and few numbers stand at equal distances, with different settings of a value side by side;
+    many numbers where they are on a scale, logarithmic if they span a factor of 10. A row without
+    the field is left out of its panel; means are left out where every value has a single row.
     """
     size = (1 + 4 * len(fields), 4)
     figure, panels = subplots(1, len(fields), size=size, sharey=True, squeeze=False)
-    marks = []
+    marks: dict[str, Any] = {}  # text of the legend -> artist
     for panel, field in zip(panels[0], fields, strict=True):
-        scores: dict[Any, list[float]] = {}
-        for row in (row for row in rows if field in row):
+        shown, scores = [row for row in rows if field in row], {}
+        for row in shown:
             scores.setdefault(row[field], []).append(row[metric])
         numbers = all(type(value) in (int, float) for value in scores)
         values = sorted(scores) if numbers else list(scores)
         named = not numbers or field == SEED or len(values) <= MOST_NAMED
-        places = [cell(value) for value in values] if named else values
-        for place, value in zip(places, values, strict=True):
-            panel.plot(
-                [place] * len(scores[value]), scores[value], "o", color=PALETTE[0], alpha=0.6
-            )
+        places = dict(zip(values, range(len(values)) if named else values, strict=True))
+        x = [places[row[field]] + named * beside(row, shown, field, fields) for row in shown]
+        panel.plot(x, [row[metric] for row in shown], "o", color=PALETTE[0], alpha=0.6)
+        for bar in (bar for bar in bars if field in bar):
+            place = places[bar[field]] + named * beside(bar, shown, field, fields)
+            marks |= draw_bar(bar, place, panel)
         if any(len(of) > 1 for of in scores.values()):
             means = [statistics.fmean(scores[value]) for value in values]
-            marks = panel.plot(
-                places, means, "_" if named else "-_", color=PALETTE[5], ms=14, mew=2
-            )
+            style = {"color": PALETTE[5], "marker": "_", "ms": 14, "mew": 2}
+            (marks["mean"],) = panel.plot(places.values(), means, "" if named else "-", **style)
         panel.set_xlabel(field)
         panel.grid(alpha=0.3)
         if named:  # room for the labels of the first and the last one
-            panel.set_xlim(-0.5, len(places) - 0.5)
-            panel.tick_params("x", rotation=20 if max(map(len, places), default=0) > 6 else 0)
+            names = [cell(value) for value in values]
+            panel.set_xlim(-0.5, len(names) - 0.5)
+            panel.set_xticks(range(len(names)), names)
+            panel.tick_params("x", rotation=20 if max(map(len, names), default=0) > 6 else 0)
         elif 0 < 10 * values[0] <= values[-1]:
             panel.set_xscale("log")
     if marks:  # above the panels, where it covers no dot
-        figure.legend(marks, ["mean"], loc="outside upper right", fontsize=8)
+        place = {"loc": "outside upper right", "ncols": 2, "fontsize": 8}
+        figure.legend(marks.values(), marks.keys(), **place)
+    if not any(bar["interval"] for bar in bars):
+        low, high = (end(row[metric] for row in rows) for end in (min, max))
+        room = max(0.0, LEAST_SPAN * max(abs(low), abs(high)) - (high - low)) / 2
+        panels[0, 0].update_datalim([(0, low - room), (0, high + room)], updatex=False)
+        panels[0, 0].autoscale_view(scalex=False)
     panels[0, 0].set_ylabel(label.replace("_", " "))
     save(figure, out)
+
+
+def draw_bar(bar: Mapping, place: float, panel: Axes) -> dict[str, Any]:
+    """Draws an interval, or says that its seeds have no spread; returns the legend's entry."""
+    if bar["interval"]:
+        over = "of the mean over seeds" if "seeds" in bar else "over examples"
+        line = panel.vlines(place, *bar["interval"], color=PALETTE[1], lw=2, zorder=1)
+        return {f"95% interval {over}": line}
+    if bar.get("seeds", 1) > 1:
+        where = {"xytext": (10, 0), "textcoords": "offset points", "va": "center"}
+        panel.annotate("no spread", (place, bar["mean"]), fontsize=8, **where)
+    return {}
+
+
+def beside(row: Mapping, rows: Sequence[Mapping], field: str, fields: Sequence[str]) -> float:
+    """Returns how far beside its value of the field a row's setting of the others stands."""
+    others = [name for name in fields if name != field]
+    values: dict[tuple, set] = {}  # setting -> values of the field; the order is the same at each
+    for of in (*rows, row):
+        values.setdefault(tuple(of.get(name) for name in others), set()).add(of[field])
+    settings = [setting for setting, of in values.items() if row[field] in of]
+    rank = settings.index(tuple(row.get(name) for name in others))
+    return SIDE_BY_SIDE * ((rank + 0.5) / len(settings) - 0.5)

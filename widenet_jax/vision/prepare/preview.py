@@ -1,4 +1,4 @@
-"""Pictures of an image classifier's inputs: rows of augmentations."""
+"""Pictures of an image classifier's inputs: rows of augmentations, mixed as in training."""
 
 import sys
 import textwrap
@@ -18,6 +18,7 @@ from widenet_jax.vision.data.transforms import build_transforms
 
 TILE = 2.0  # inches a side
 LETTERS = 14  # of a class name above a tile: as wide as this many Chinese characters
+MIXED = "%: of the row's label; the rest is the next row's, in training the next image's"
 
 Row = tuple[str, list[np.ndarray]]
 
@@ -26,7 +27,11 @@ def draw_augmentations(config: Any, options: Options) -> None:
     """Draws the `augmentations` to --out, a row for each image below the name of its class."""
     if not options.out:
         raise BadInputError("preview of images needs --out=PNG")
-    rows = augmentations(config, options.num, options.draws or 6, options.seed)
+    draws, mixes = options.draws or 6, config.augment.mixup_alpha or config.augment.cutmix_alpha
+    # Mixing takes the next row, also where a single one is drawn.
+    rows = augmentations(config, max(options.num, 2 if mixes else 1), draws, options.seed)
+    shares = mix(rows, config.augment, options.seed)[: options.num] if mixes else []
+    rows = rows[: options.num]
     columns, side = len(rows[0][1]), len(rows[0][1][0])
     captions = ["evaluation", *(f"epoch {epoch}" for epoch in range(columns - 1))]
     size = (TILE * columns, (TILE + 0.5) * len(rows))
@@ -36,8 +41,36 @@ def draw_augmentations(config: Any, options: Options) -> None:
         axis.set_title(textwrap.fill(name, LETTERS * columns), fontsize=8, loc="left")
         axis.set_xticks((np.arange(columns) + 0.5) * side - 0.5, captions, fontsize=8)
         axis.set_yticks([])
+    for axis, of in zip(axes.flat, shares, strict=bool(mixes)):
+        for column, share in enumerate(of, start=1):
+            style = {"fontsize": 7, "va": "top", "bbox": {"color": "white", "pad": 1}}
+            axis.text((column + 0.03) * side, 0.03 * side, f"{share:.0%}", **style)
+    if mixes:
+        figure.supxlabel(MIXED, fontsize=8)
     save(figure, options.out)
     print(f"{options.out}: {len(rows)} images")
+
+
+def mix(rows: list[Row], augment: Any, seed: int) -> np.ndarray:
+    """Mixes each draw of a row with the next row's, by mixup or CutMix.
+
+    Returns:
+      The share of its own label in each draw of each row, [rows, draws].
+    """
+    import jax  # takes long to import
+
+    from widenet_jax.vision.task import mixup_or_cutmix
+
+    drawn = np.stack([pictures[1:] for _, pictures in rows], axis=1)  # [draws, rows, H, W, C]
+    labels = np.tile(np.eye(len(rows), dtype=np.float32), (len(drawn), 1))
+    images = drawn.reshape(-1, *drawn.shape[2:]).astype(np.float32)
+    settings = {name: augment[name] for name in ("mixup_alpha", "cutmix_alpha")}
+    settings["group_size"] = len(rows)
+    images, labels = mixup_or_cutmix(jax.random.key(seed), images, labels, **settings)
+    mixed = np.asarray(images).round().astype(np.uint8).reshape(drawn.shape)
+    for row, (_, pictures) in enumerate(rows):
+        pictures[1:] = mixed[:, row]
+    return np.diagonal(labels.reshape(*drawn.shape[:2], -1), axis1=1, axis2=2).T
 
 
 def augmentations(
