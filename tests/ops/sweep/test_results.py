@@ -234,6 +234,7 @@ def test_the_picture_has_intervals(
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == legend
     assert [label.get_text() for label in panel.get_xticklabels()] == ["1", "2"]
     assert [text.get_text() for text in panel.texts] == ["no spread"] * (2 * (not found))
+    assert panel.lines[-1].get_linestyle() == "None"  # two settings make no curve
     if not found:  # else 0.002 would fill the axis
         assert np.ptp(panel.get_ylim()) > 0.1 * 0.226
 

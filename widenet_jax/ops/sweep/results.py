@@ -329,7 +329,8 @@ def draw_against(
         if any(len(of) > 1 for of in scores.values()):
             means = [statistics.fmean(scores[value]) for value in values]
             style = {"color": PALETTE[5], "marker": "_", "ms": 14, "mew": 2}
-            (marks["mean"],) = panel.plot(places.values(), means, "" if named else "-", **style)
+            style["ls"] = "none" if named else "-"
+            (marks["mean"],) = panel.plot(places.values(), means, **style)
         panel.set_xlabel(field)
         panel.grid(alpha=0.3)
         if named:  # room for the labels of the first and the last one
