@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -152,6 +153,15 @@ class Tokenizer:
     def kind(self) -> str:
         """Name of the model, such as "WordPiece"; old files leave it out, and the library knows."""
         return type(self._tokenizer.model).__name__
+
+    @property
+    def normalization(self) -> str:
+        """What becomes of case and accents: "capital letters become small, accents are removed"."""
+        normalizer = self._tokenizer.normalizer
+        kept = unicodedata.normalize("NFC", normalizer.normalize_str("Aé") if normalizer else "Aé")
+        case, accents = "A" in kept, "é" in kept
+        capitals = f"capital letters {'are kept' if case else 'become small'}"
+        return f"{capitals}, accents are {'kept' if accents else 'removed'}"
 
     @functools.cached_property
     def special(self) -> np.ndarray:
