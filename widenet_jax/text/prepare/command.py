@@ -132,4 +132,4 @@ def prepare_text(options: Options) -> None:
     counts = "{count:,} records of {documents:,} documents, {tokens:,} tokens"
     entropy = manifest["unigram_entropy"]
     least = f"unigram entropy {entropy:.3f} nats (loss of word frequencies alone)"
-    report(options, manifest, counts, least)
+    report(options, manifest, counts, f"tokenizer: {tokenizer.normalization}", least)
