@@ -71,12 +71,12 @@ def test_a_stream_has_the_shares_of_each_split(made: tuple, tmp_path: Path, caps
         expected, source = shares(counts), open_stream(str(out), split, 1)
         assert {name: entries[split][name] for name in expected} == expected == source.losses
         unknown, lost = (f"{share:.2%}" for share in expected.values())
-        line = f"tokenizer: {unknown} of the tokens are unknown, {lost} of the characters do not"
+        line = f"{unknown} of the tokens are unknown, {lost} of the characters do not"
         assert line in source.note and line in printed
-        remark = (
-            f"{split}: bits per byte and word perplexity will be of the text without the {lost}"
-        )
-        assert remark in printed
+        of = f"of the text without the {lost} of its characters that the tokenizer loses"
+        of += f", {unknown} of the tokens unknown" * bool(expected["unknown_token_share"] > 0.01)
+        assert f"; bits per byte and word perplexity are {of}" in source.note
+        assert f"{split}: bits per byte and word perplexity will be {of}\n" in printed
 
 
 def test_a_set_of_chunks_has_the_shares_of_each_split(made: tuple, tmp_path: Path, capsys):
@@ -94,7 +94,7 @@ def test_a_set_of_chunks_has_the_shares_of_each_split(made: tuple, tmp_path: Pat
         assert {name: entries[split][name] for name in expected} == expected
         note = build_source({"source": "text", "path": str(out)}, split).note
         assert f"{expected['lost_character_share']:.2%} of the characters do not" in note
-        assert f"{split}, {note}" in printed
+        assert f"{split}: {note}" in printed
 
 
 def test_sets_and_parts_of_an_older_version(made: tuple, tmp_path: Path, capsys):
@@ -135,8 +135,8 @@ def test_many_texts_are_sampled(made: tuple):
     tokenizer = Tokenizer(load_tokenizer(str(made[0])).json)
     texts = ["a" if index % 4 else "x" + " a" * 1000 for index in range(1000)]
     found = lost_text.describe_sample(tokenizer, texts)
-    assert found.endswith("do not come back (in 250 texts of 1,000)")
+    assert found.endswith("when they are decoded (in 250 texts of 1,000)")
     sample = ["x" + " a" * 511 + " "]
     counts = lost_text.count(tokenizer, sample, tokenizer.encode_all(sample))
     assert found.startswith(lost_text.describe(lost_text.shares_of(counts)))
-    assert lost_text.describe_sample(tokenizer, ["a"]).endswith("come back")
+    assert lost_text.describe_sample(tokenizer, ["a"]).endswith("are decoded")

@@ -80,5 +80,5 @@ def report(options: Options, manifest: Mapping[str, Any], counts: str, *more: st
 
     splits = manifest["splits"].items()
     lines = [f"{options.out}: {split} {counts.format(**entry)}" for split, entry in splits]
-    lines += [f"{split}, {text}" for split, entry in splits if (text := describe(entry))]
+    lines += [f"{split}: {text}" for split, entry in splits if (text := describe(entry))]
     show(options, {"path": options.out, **manifest}, "\n".join([*lines, *more]))

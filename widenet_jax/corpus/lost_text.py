@@ -49,7 +49,7 @@ def describe(shares: Mapping[str, float]) -> str:
     if LOST not in shares:
         return ""
     unknown, lost = f"{shares[UNKNOWN]:.2%} of the tokens", f"{shares[LOST]:.2%} of the characters"
-    return f"tokenizer: {unknown} are unknown, {lost} do not come back"
+    return f"{unknown} are unknown, {lost} do not come back when they are decoded"
 
 
 def remark(shares: Mapping[str, float]) -> str:

@@ -222,7 +222,8 @@ def test_texts_that_are_cut_are_counted(tmp_path: Path, tokenizer: Tokenizer):
     assert lines == [message]
     # Two of 18 characters, in both texts of both rows: a capital letter, and the accent's.
     assert lost == (
-        "tokenizer: 0.00% of the tokens are unknown, 11.11% of the characters do not come back"
+        "0.00% of the tokens are unknown, 11.11% of the characters do not come back when they are "
+        "decoded"
     )
 
 

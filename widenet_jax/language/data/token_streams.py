@@ -108,7 +108,9 @@ class TokenStream:
         if "tokenizer" not in self.info:
             return ""
         unknown = "an older version prepared it; prepare it again to see what the tokenizer loses"
-        return lost_text.describe(self.losses) or f"{self.text}: {unknown}"
+        text = lost_text.describe(self.losses) or f"{self.text}: {unknown}"
+        remark = lost_text.remark(self.losses)
+        return text + (remark and f"; bits per byte and word perplexity are {remark}")
 
     def __len__(self) -> int:
         return max(0, self.num_tokens - 1) // self.max_length
