@@ -31,7 +31,7 @@ def count(tokenizer: Tokenizer, texts: Sequence[str], encoded: Sequence[np.ndarr
       int64 [4], to be added up.
     """
     pairs = zip(texts, tokenizer.decode_all(encoded), strict=True)
-    lost = sum((Counter(text) - Counter(back)).total() for text, back in pairs)
+    lost = sum((Counter(text) - Counter(back)).total() for text, back in pairs if text != back)
     unknown = sum(np.count_nonzero(ids == tokenizer.unk_id) for ids in encoded)
     return np.array([sum(map(len, encoded)), unknown, sum(map(len, texts)), lost])
 
