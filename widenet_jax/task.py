@@ -102,6 +102,7 @@ class Task(abc.ABC):
       unit: what an example is called, in the plural: "images".
       model_fields: the model's fields that follow from the data, such as {"num_classes": 10}.
       baseline: what to compare a metric with; None if there is nothing.
+      remarks: by metric, what its reader must know of the data: shown behind it.
       group_size: number of consecutive examples that the loss treats together.
       group_field: the config field that `group_size` comes from, for messages.
     """
@@ -131,6 +132,10 @@ class Task(abc.ABC):
     @property
     def baseline(self) -> Baseline | None:
         return None
+
+    @property
+    def remarks(self) -> Mapping[str, str]:
+        return {}
 
     @property
     def group_size(self) -> int:

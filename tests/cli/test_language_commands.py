@@ -87,6 +87,11 @@ def test_bits_a_byte_of_word_pieces(folder: Path, capsys):
         arguments = ("--workdir", folder / "pieces", "--file", folder / name, "--json")
         found = json.loads(run(evaluate, capsys, *arguments))
         assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    # Two capital letters of 43 characters, line ends apart.
+    assert found["lost_character_share"] == 2 / 43 and found["unknown_token_share"] == 0
+    rows = run(evaluate, capsys, *arguments[:-1]).splitlines()
+    said = [row.split("  ")[0] for row in rows if "(of the text without the 4.65% of its" in row]
+    assert said == ["bits per byte", "word perplexity"]
     words = len(TEXT.split()) + TEXT.count("\n")
     nats = -predicted.mean() * len(pieces) / words
     assert found["word_perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)

@@ -63,6 +63,61 @@ def test_a_vocabulary_with_capitals_keeps_case(tmp_path: Path):
     assert load_tokenizer(str(path)).encode("able Able").tolist() == [7, 11]
 
 
+@pytest.mark.parametrize(
+    ("settings", "text", "pieces"),
+    [
+        ({}, "ABLE àble 中国", "able able [UNK] [UNK]"),
+        ({"do_lower_case": None}, "ABLE àble", "able able"),
+        ({"do_lower_case": False}, "ABLE able àble", "[UNK] able [UNK]"),
+        ({"do_lower_case": True, "strip_accents": False}, "ABLE àble", "able [UNK]"),
+        ({"do_lower_case": False, "strip_accents": True}, "ABLE àble", "[UNK] able"),
+        ({"tokenize_chinese_chars": False}, "中国 àble", "中国 able"),
+    ],
+)
+def test_a_huggingface_config_says_what_becomes_of_texts(tmp_path: Path, settings, text, pieces):
+    """Beside a vocab.txt, and beside a tokenizer.json in BERT's normalisation."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*VOCABULARY, "中国"]))
+    plain = load_tokenizer(str(tmp_path / "vocab.txt"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"cls_token": "[CLS]"}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(plain.json))
+    for name in ("vocab.txt", "tokenizer.json"):
+        tokenizer = load_tokenizer(str(tmp_path / name))
+        assert " ".join(map(tokenizer.token, tokenizer.encode(text))) == pieces, name
+    assert Tokenizer(plain.json).encode("ABLE").tolist() == [7], (
+        "a copy, as in a set, is left alone"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "ete a"),
+        ({"do_lower_case": True, "keep_accents": False}, "ete a"),
+        ({"do_lower_case": True, "keep_accents": True}, "été a"),
+        ({"do_lower_case": False, "keep_accents": False}, "ete "),
+        ({"do_lower_case": False}, "été "),
+    ],
+)
+def test_a_huggingface_config_beside_sentencepiece(tmp_path: Path, settings, text):
+    """ALBERT's fields; no piece has a capital letter."""
+    train = sentencepiece.SentencePieceTrainer.train
+    with (tmp_path / "spiece.model").open("wb") as file:
+        lines = iter(["été ete a"] * 20)
+        train(sentence_iterator=lines, model_writer=file, vocab_size=9, minloglevel=2)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.decode(tokenizer.encode("été A")) == text
+
+
+def test_a_huggingface_config_with_a_mistake_is_one_line(tmp_path: Path, word_piece: Tokenizer):
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": "no"}')
+    with pytest.raises(BadInputError, match=r"config\.json: do_lower_case is 'no'; write true or"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text("[")
+    with pytest.raises(BadInputError, match=r"tokenizer_config\.json: "):
+        load_tokenizer(str(tmp_path))
+
+
 def test_words_start_as_in_alberts_code(unigram: Tokenizer):
     """_is_start_piece_sp of create_pretraining_data.py, by the kinds of pieces."""
     table = {unigram.token(k): bool(starts) for k, starts in enumerate(unigram.starts_word)}

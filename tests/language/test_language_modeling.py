@@ -1,5 +1,6 @@
 """Language modelling: the loss, the units of its metrics, and what enters the memory."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -13,6 +14,8 @@ from widenet_jax.data.contract import DataInfo, StreamInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
 from widenet_jax.language.task import LanguageModeling
+from widenet_jax.run.summary import result_metrics
+from widenet_jax.run.tables import beside
 from widenet_jax.step import TrainState, make_gradients
 
 B, T, V = 4, 8, 256
@@ -119,7 +122,16 @@ def test_units_of_the_metrics():
         "word_perplexity": np.exp(4), "sequences": 10,
     }  # fmt: skip
     assert metrics == pytest.approx(expected)
+    source.losses = {"unknown_token_share": 0.0, "lost_character_share": 0.452}
+    assert task.summarize(sums, {}, source) == pytest.approx(expected | source.losses)
+    stream = StreamInfo(unigram_bits=3.0, losses=source.losses)
+    task = dataclasses.replace(task, stream=stream)
+    result = result_metrics(task.summarize(sums, {}, source), task)
+    remark = "(of the text without the 45.20% of its characters that the tokenizer loses)"
+    assert beside("bits_per_byte", result) == f" (unigram entropy 3.0000) {remark}"
+    assert beside("word_perplexity", result) == f" {remark}" and beside("perplexity", result) == ""
     source.words_per_token = None
+    del source.losses
     assert task.summarize(sums, {}, source).keys() == expected.keys() - {"word_perplexity"}
 
 

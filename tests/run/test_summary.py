@@ -65,4 +65,4 @@ def test_sequences_shorter_than_the_set_s_are_noted(tmp_path: Path):
         data = {"source": "text", "path": str(out), "max_length": length}
         notes[length] = build_source(data, "train").note
     assert "was prepared with --max_length=32: longer sequences are cut at both" in notes[16]
-    assert notes[32] == ""
+    assert notes[32] == notes[16].split("\n")[0]  # what the tokenizer loses

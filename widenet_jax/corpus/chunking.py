@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.sentences import split_sentences
 from widenet_jax.corpus.tokenizer import Tokenizer
 
@@ -105,10 +106,14 @@ class Chunking:
             yield chunk
 
 
-def chunks_of(document: Document, tokenizer: Tokenizer, rule: Chunking) -> list[Chunk]:
-    """Returns the chunks of one document: for each the ids of its sentences."""
-    sentences = tokenizer.encode_all(document.sentences())
-    return list(rule.chunks(sentences, rule.target(document)))
+def chunks_of(
+    document: Document, tokenizer: Tokenizer, rule: Chunking
+) -> tuple[list[Chunk], np.ndarray]:
+    """Returns the chunks of one document, each the ids of its sentences, and `lost_text.count`."""
+    texts = list(document.sentences())
+    sentences = tokenizer.encode_all(texts)
+    chunks = list(rule.chunks(sentences, rule.target(document)))
+    return chunks, lost_text.count(tokenizer, texts, sentences)
 
 
 def _hashes(text: str) -> tuple[int, int]:

@@ -76,6 +76,9 @@ def column_of(units: "Sequence[Sequence[Input]]", options: Options) -> str:
 
 def report(options: Options, manifest: Mapping[str, Any], counts: str, *more: str) -> None:
     """Prints the manifest of a set, or a line for each split: `counts` formatted by its entry."""
+    from widenet_jax.corpus.lost_text import describe
+
     splits = manifest["splits"].items()
     lines = [f"{options.out}: {split} {counts.format(**entry)}" for split, entry in splits]
+    lines += [f"{split}: {text}" for split, entry in splits if (text := describe(entry))]
     show(options, {"path": options.out, **manifest}, "\n".join([*lines, *more]))

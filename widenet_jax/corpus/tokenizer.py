@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -140,6 +141,11 @@ class Tokenizer:
         """Returns the text of some ids, special tokens left out."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
+    def decode_all(self, encoded: Iterable[np.ndarray]) -> list[str]:
+        """Returns the text of each array of ids; faster than one call for each."""
+        lists = [ids.tolist() for ids in encoded]
+        return self._tokenizer.decode_batch(lists, skip_special_tokens=True)
+
     def token(self, index: int) -> str:
         """Returns the piece of an id, with its marks."""
         return self._tokenizer.id_to_token(int(index)) or ""
@@ -152,6 +158,15 @@ class Tokenizer:
     def kind(self) -> str:
         """Name of the model, such as "WordPiece"; old files leave it out, and the library knows."""
         return type(self._tokenizer.model).__name__
+
+    @property
+    def normalization(self) -> str:
+        """What becomes of case and accents: "capital letters become small, accents are removed"."""
+        normalizer = self._tokenizer.normalizer
+        kept = unicodedata.normalize("NFC", normalizer.normalize_str("Aé") if normalizer else "Aé")
+        case, accents = "A" in kept, "é" in kept
+        capitals = f"capital letters {'are kept' if case else 'become small'}"
+        return f"{capitals}, accents are {'kept' if accents else 'removed'}"
 
     @functools.cached_property
     def special(self) -> np.ndarray:

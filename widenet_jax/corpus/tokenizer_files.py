@@ -1,7 +1,10 @@
 """Tokenizer files as the content of a tokenizer.json: vocab.txt, sentencepiece's .model."""
 
+import functools
 import json
-from collections.abc import Iterable
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tokenizers
@@ -10,38 +13,72 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from widenet_jax.data.input_files import read_input
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import parse_json
+from widenet_jax.files import parse_json, read_object
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MARK = "▁"
 # Kinds of pieces in a sentencepiece model.
 _NORMAL, _USER_DEFINED = 1, 4
 _NEVER = -1e6  # score of a piece that is never chosen where another segmentation exists
+CONFIG = "tokenizer_config.json"  # of Hugging Face
+# Its fields that change texts: BERT's, with the library's names of them, and ALBERT's.
+_OF_BERT = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+_FIELDS = (*_OF_BERT, "keep_accents")
 
 
 def read(path: epath.Path) -> dict[str, Any]:
     """Returns the content of a tokenizer.json for a tokenizer file of any kind.
 
-    A vocabulary that holds capital letters is cased: texts keep their case and accents. Otherwise
-    texts are put in lower case and lose their accents, as in BERT uncased and ALBERT.
+    A tokenizer_config.json of Hugging Face beside the file says what becomes of case and accents.
+    Where it does not, a vocabulary that holds capital letters is cased: texts keep their case and
+    accents. Otherwise texts are put in lower case and lose their accents, as in BERT uncased and
+    ALBERT. A tokenizer.json has its own normalisation; BERT's takes the fields of the config, as in
+    transformers.
 
     Raises:
       BadInputError: the file cannot be read, or is no tokenizer.
     """
-    content = read_input(path)
+    content, settings = read_input(path), _settings(path.parent / CONFIG)
     if path.suffix == ".model":
-        return from_sentencepiece(content, str(path))
+        return from_sentencepiece(content, str(path), settings)
     try:
         text = content.decode()
-        return from_vocabulary(text, str(path)) if path.suffix == ".txt" else parse_json(text)
+        if path.suffix == ".txt":
+            return from_vocabulary(text, str(path), settings)
+        found = parse_json(text)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BadInputError(
             f"{path}: not a tokenizer ({error}); give a tokenizer.json, vocab.txt or .model"
         ) from None
+    match found:
+        case {"normalizer": {"type": "BertNormalizer"} as normalizer}:
+            normalizer |= _of_bert(settings)
+    return found
 
 
-def from_vocabulary(text: str, where: str) -> dict[str, Any]:
-    """Returns the WordPiece tokenizer of BERT's vocab.txt: one piece a line, line k has id k."""
+def _settings(path: epath.Path) -> dict[str, bool]:
+    """Returns the fields of a tokenizer_config.json that change texts; {} where there is none."""
+    content = read_object(path) if path.exists() else {}
+    found = {name: content[name] for name in _FIELDS if content.get(name) is not None}
+    if odd := next((name for name, value in found.items() if not isinstance(value, bool)), None):
+        raise BadInputError(f"{path}: {odd} is {found[odd]!r}; write true or false")
+    return found
+
+
+def _of_bert(settings: Mapping[str, bool]) -> dict[str, bool]:
+    """Returns `_settings` as the fields of BERT's normalisation."""
+    return {_OF_BERT[name]: settings[name] for name in settings.keys() & _OF_BERT}
+
+
+def from_vocabulary(text: str, where: str, settings: Mapping[str, bool]) -> dict[str, Any]:
+    """Returns the WordPiece tokenizer of BERT's vocab.txt: one piece a line, line k has id k.
+
+    `settings` are fields of a tokenizer_config.json.
+    """
     pieces = text.removesuffix("\n").split("\n")
     pieces = [piece.rstrip("\r") for piece in pieces]
     for name in SPECIAL:
@@ -50,24 +87,71 @@ def from_vocabulary(text: str, where: str) -> dict[str, Any]:
     if len(set(pieces)) != len(pieces):
         raise BadInputError(f"{where}: has a piece twice; every line must be another piece")
     model = models.WordPiece({piece: k for k, piece in enumerate(pieces)}, unk_token="[UNK]")
-    return with_special(bert_tokenizer(model, lowercase=not _has_capitals(pieces)), SPECIAL)
+    fields = {"lowercase": not _has_capitals(pieces)} | _of_bert(settings)
+    return with_special(bert_tokenizer(model, **fields), SPECIAL)
 
 
-def bert_tokenizer(model: models.WordPiece, *, lowercase: bool) -> tokenizers.Tokenizer:
-    """Returns BERT's tokenizer around a WordPiece model, without special tokens."""
+def bert_tokenizer(model: models.WordPiece, **fields: bool) -> tokenizers.Tokenizer:
+    """Returns BERT's tokenizer around a WordPiece model, without special tokens.
+
+    `fields` are of its normalisation, such as `lowercase`.
+    """
     tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.normalizer = normalizers.BertNormalizer(**fields)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
 
 
-def from_sentencepiece(content: bytes, where: str) -> dict[str, Any]:
+def trained_normalizer(*, cased: bool, charsmap: bytes) -> normalizers.Normalizer:
+    """Returns the normalisation of tokenizers that are trained here, for training and for encoding.
+
+    Without `cased` texts lose what ALBERT's preprocess_text takes away: case, compatibility forms,
+    and the characters that have a combining class. Marks without one, such as the vowel signs of
+    Hindi, are letters. Then texts are composed again, because the library applies a table of
+    sentencepiece (`charsmap`) to one character at a time, where sentencepiece also joins some.
+    """
+    first = [normalizers.NFC()]
+    if not cased:
+        combining = normalizers.Replace(Regex(_combining()), "")
+        first = [normalizers.NFKD(), combining, normalizers.Lowercase(), *first]
+    return _sequence(first, charsmap)
+
+
+@functools.cache
+def _combining() -> str:
+    """Returns a regular expression of the characters that have a combining class."""
+    marks = filter(unicodedata.combining, map(chr, range(sys.maxunicode + 1)))
+    return "[" + "".join(f"\\x{{{ord(mark):x}}}" for mark in marks) + "]"
+
+
+def _sequence(first: list[normalizers.Normalizer], charsmap: bytes) -> normalizers.Normalizer:
+    """Returns normalisations, then a table of sentencepiece (b"": none) and its white space."""
+    return normalizers.Sequence([
+        *first,
+        *([normalizers.Precompiled(charsmap)] if charsmap else []),
+        normalizers.Replace(Regex(r"\s{2,}|[^\S ]"), " "),
+        normalizers.Strip(),
+    ])  # fmt: skip
+
+
+def from_sentencepiece(
+    content: bytes,
+    where: str,
+    settings: Mapping[str, bool],
+    normalizer: normalizers.Normalizer | None = None,
+) -> dict[str, Any]:
     """Returns the tokenizer of a sentencepiece .model: Unigram, normalised as ALBERT's, or BPE.
 
     ALBERT's tokenization.py splits a piece of digits and a comma, such as "2,", once more. Here
     such pieces of a Unigram model are never chosen, which is the same in nearly all texts. Special
     tokens that the model lacks are appended.
+
+    Args:
+      content: of the file.
+      where: its name, for messages.
+      settings: fields of a tokenizer_config.json.
+      normalizer: of the text that the model was trained on, where that is known.
 
     Raises:
       BadInputError: the file is no sentencepiece model, or one of words or characters.
@@ -80,20 +164,18 @@ def from_sentencepiece(content: bytes, where: str) -> dict[str, Any]:
         model.ParseFromString(content)
     except DecodeError:
         raise BadInputError(f"{where}: damaged, or not a sentencepiece model") from None
-    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    trainer = model.trainer_spec
     if not model.pieces or trainer.model_type not in (trainer.UNIGRAM, trainer.BPE):
         raise BadInputError(f"{where}: not a Unigram or BPE sentencepiece model")
     is_bpe = trainer.model_type == trainer.BPE
     ordinary = [piece.piece for piece in model.pieces if piece.type == _NORMAL]
-    lower = [] if is_bpe or _has_capitals(ordinary) else _LOWER
-    charsmap = normalizer.precompiled_charsmap
+    lower = settings.get("do_lower_case", not (is_bpe or _has_capitals(ordinary)))
+    keep = settings.get("keep_accents", not lower)
+    first = [] if keep else [normalizers.NFKD(), normalizers.StripAccents()]
+    first += [normalizers.Lowercase()] if lower else []
     tokenizer = tokenizers.Tokenizer(_bpe(model) if is_bpe else _unigram(model))
-    tokenizer.normalizer = normalizers.Sequence([
-        *lower,
-        *([normalizers.Precompiled(charsmap)] if charsmap else []),
-        normalizers.Replace(Regex(r"\s{2,}|[^\S ]"), " "),
-        normalizers.Strip(),
-    ])  # fmt: skip
+    charsmap = model.normalizer_spec.precompiled_charsmap
+    tokenizer.normalizer = normalizer or _sequence(first, charsmap)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(replacement=MARK, prepend_scheme="always")
     known = {piece.piece for piece in model.pieces}
@@ -128,7 +210,6 @@ def _bpe(model: Any) -> models.BPE:
     )
 
 
-_LOWER = (normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase())
 _SENTENCEPIECE = {"[PAD]": "<pad>", "[UNK]": "<unk>"}
 
 

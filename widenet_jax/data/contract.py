@@ -64,7 +64,7 @@ class Stream(Source, Protocol):
 
     Its batches have "tokens" and "fresh"; no transform is applied to them. It has the attributes
     `bytes_per_token` and `words_per_token`, None where words were not counted, and `text`, what the
-    text is called.
+    text is called. It may have `losses`, shares of the text that its tokenizer loses.
     """
 
     def read_windows(self, indices: np.ndarray) -> np.ndarray:
@@ -102,10 +102,12 @@ class StreamInfo(NamedTuple):
     Attributes:
       bytes_per_token: of the training split.
       unigram_bits: `sources.unigram_bits` of the evaluation split; None where it is unknown.
+      losses: of the evaluation split.
     """
 
     bytes_per_token: float = 1.0
     unigram_bits: float | None = None
+    losses: Mapping[str, float] = {}
 
 
 class DataInfo(NamedTuple):

@@ -352,7 +352,8 @@ def stream_info(train: Source, evaluation: Source) -> StreamInfo | None:
     """Returns the statistics of both splits of a stream; None of other sources."""
     if not isinstance(train, Stream):
         return None
-    return StreamInfo(train.bytes_per_token, unigram_bits(evaluation))
+    losses = getattr(evaluation, "losses", {})
+    return StreamInfo(train.bytes_per_token, unigram_bits(evaluation), losses)
 
 
 def class_counts(source: Source) -> tuple[int, ...]:

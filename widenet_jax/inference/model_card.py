@@ -5,7 +5,7 @@ from pathlib import PurePath
 from typing import Any
 
 from widenet_jax.nn.loop import Loop
-from widenet_jax.run.tables import primary_text
+from widenet_jax.run.tables import primary_text, remark
 from widenet_jax.specs import model_spec, task_spec
 
 CARD = """# {title}
@@ -122,8 +122,10 @@ def results(result: Mapping[str, Any]) -> str:
     if not result:
         return "| test | not evaluated: the run has not finished, or did not evaluate this step |"
     applied = f"{result['params']:,} (applied as {result['params_unrolled']:,})"
-    metric = f"{result['split']} {result['primary_metric']['name'].replace('_', ' ')}"
-    return f"| parameters | {applied} |\n| {metric} | {primary_text(result)} |"
+    name = result["primary_metric"]["name"]
+    metric = f"{result['split']} {name.replace('_', ' ')}"
+    value = primary_text(result) + remark(name, result)
+    return f"| parameters | {applied} |\n| {metric} | {value} |"
 
 
 def listed(names: Sequence[str]) -> str:

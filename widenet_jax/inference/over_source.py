@@ -110,8 +110,8 @@ def metrics_over_source(
       opened: the source and its transform; the evaluation split by default.
 
     Returns:
-      The task's metrics; "baseline" of this set, "drop_rate" and "expert_load" as a run's result
-      has them; the rows of the examples; and the source.
+      The task's metrics; "baseline" and "remarks" of this set, "drop_rate" and "expert_load" as a
+      run's result has them; the rows of the examples; and the source.
 
     Raises:
       BadInputError: as `open_source`.
@@ -126,6 +126,7 @@ def metrics_over_source(
     if message := unbeaten(task, metrics):
         say(f"warning: {message}")
     others = {"baseline": task.baseline._asdict()} if task.baseline else {}
+    others |= {"remarks": dict(task.remarks)} if task.remarks else {}
     others |= routing_means(trained.model.summarize(totals.layer_sums))
     return metrics, others, totals.rows, source
 

@@ -29,6 +29,7 @@ from widenet_jax.typing import PyTree, Shapes
 
 # Entries of result.json that are the same after every step.
 OF_ANY_STEP = {"mode", "params", "params_unrolled", "split", "primary_metric", "unit", "baseline"}
+OF_ANY_STEP |= {"remarks"}
 
 
 def open_trained(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from widenet_jax.corpus import texts
+from widenet_jax.corpus import lost_text, texts
 from widenet_jax.data.contract import DataInfo, Source, StreamInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.language.model import MEMORY
@@ -92,6 +92,11 @@ class LanguageModeling(Task):
     def baseline(self) -> Baseline | None:
         return texts.unigram_baseline("bits_per_byte", self.stream.unigram_bits)
 
+    @property
+    def remarks(self) -> dict[str, str]:
+        text = lost_text.remark(self.stream.losses)
+        return dict.fromkeys(("bits_per_byte", "word_perplexity"), text) if text else {}
+
     def batch_spec(self, batch_size: int) -> Shapes:
         return {
             "tokens": jax.ShapeDtypeStruct((batch_size, self.window_length + 1), jnp.int32),
@@ -153,7 +158,8 @@ class LanguageModeling(Task):
         cross_entropy is in nats per token, perplexity its exponential; bits_per_byte and
         word_perplexity describe the text that the tokens stand for, by the split's average
         number of bytes and words per token, so that they do not depend on the tokenizer.
-        word_perplexity is left out where words were not counted.
+        word_perplexity is left out where words were not counted. unknown_token_share and
+        lost_character_share say what the tokenizer loses of the text.
         """
         del rows
         sequences = int(sums["sequences"])
@@ -167,7 +173,7 @@ class LanguageModeling(Task):
             metrics["exit_loop"] = float(sums["loops"]) / (sequences * self.window_length)
         if source.words_per_token:
             metrics["word_perplexity"] = exponential(nats / source.words_per_token)
-        return metrics | {"sequences": sequences}
+        return metrics | {**getattr(source, "losses", {}), "sequences": sequences}
 
 
 def carried(outputs: Mapping[str, Array]) -> dict[str, Array]:

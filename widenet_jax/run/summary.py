@@ -63,7 +63,7 @@ def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:
 
     Args:
       metrics: of `evaluate`.
-      task: gives the primary metric, the unit and the baseline.
+      task: gives the primary metric, the unit, the baseline and the remarks.
     """
     scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
     scalars.pop("bad_examples", None)
@@ -71,6 +71,8 @@ def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:
     result |= {"primary_metric": task.primary_metric._asdict(), "unit": task.unit}
     if task.baseline:
         result["baseline"] = task.baseline._asdict()
+    if task.remarks:
+        result["remarks"] = dict(task.remarks)
     return result | routing_means(metrics)
 
 

@@ -54,17 +54,23 @@ def primary_text(result: Mapping[str, Any]) -> str:
 
 
 def beside(metric: str, result: Mapping[str, Any]) -> str:
-    """Returns the task's baseline, " (unigram entropy 6.6201)"; "" beside other metrics.
+    """Returns the task's baseline, " (unigram entropy 6.6201)", and the remark; "" without them.
 
     Args:
       metric: as in the task's `summarize`.
-      result: may have "baseline", a `task.Baseline` as a dict.
+      result: may have "baseline", a `task.Baseline` as a dict, and "remarks".
     """
-    baseline = result.get("baseline", {})
+    baseline, text = result.get("baseline", {}), remark(metric, result)
     if metric != baseline.get("metric"):
-        return ""
+        return text
     share, value = baseline.get("higher_is_better"), baseline["value"]
-    return f" ({baseline['name']} {f'{value:.2%}' if share else number(value)})"
+    return f" ({baseline['name']} {f'{value:.2%}' if share else number(value)}){text}"
+
+
+def remark(metric: str, result: Mapping[str, Any]) -> str:
+    """Returns what the "remarks" of a result say of a metric, in brackets; "" if nothing."""
+    text = result.get("remarks", {}).get(metric)
+    return f" ({text})" if text else ""
 
 
 def routing_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:

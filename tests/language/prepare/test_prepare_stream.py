@@ -107,6 +107,9 @@ def test_word_pieces_are_cut_between_lines_and_counted(tmp_path: Path):
         whole = np.concatenate(tokenizer.encode_all(lines))
         np.testing.assert_array_equal(tokens(out, split, "<u2"), whole)
         assert entry["words"] == len(part.split()) + part.count(b"\n")
+        capitals = sum(map(str.isupper, part.decode()))
+        characters = len(part) - part.count(b"\n")
+        assert entry["lost_character_share"] == pytest.approx(capitals / characters, rel=0.01)
 
 
 def test_parts_of_a_split_are_joined_and_words_counted(tmp_path: Path):

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.inputs import COLUMN, Passage, passages, plan
 from widenet_jax.corpus.novel import FOLDER, NOVEL, TEXT
 from widenet_jax.corpus.readers import CHOOSE
@@ -54,7 +55,8 @@ class TokenStream:
 
     Attributes:
       tokens: of the text.
-      counts: "bytes" of the text, and its "words"; None where they were not counted.
+      counts: "bytes" of the text, and its "words"; None where they were not counted; and of word
+        pieces the shares of `lost_text.shares_of`, which sets of older versions lack.
       info: "vocab_size"; "tokenizer", parsed from tokenizer.json, in a set of word pieces;
         "text_sha256" of all splits, so that a run does not resume on another text.
       max_length: T.
@@ -95,6 +97,20 @@ class TokenStream:
     @property
     def words_per_token(self) -> float | None:
         return self.counts["words"] and self.counts["words"] / self.num_tokens
+
+    @property
+    def losses(self) -> dict[str, float]:
+        names = (lost_text.UNKNOWN, lost_text.LOST)
+        return {name: self.counts[name] for name in names if name in self.counts}
+
+    @property
+    def note(self) -> str:
+        if "tokenizer" not in self.info:
+            return ""
+        unknown = "an older version prepared it; prepare it again to see what the tokenizer loses"
+        text = lost_text.describe(self.losses) or f"{self.text}: {unknown}"
+        remark = lost_text.remark(self.losses)
+        return text + (remark and f"; bits per byte and word perplexity are {remark}")
 
     def __len__(self) -> int:
         return max(0, self.num_tokens - 1) // self.max_length
@@ -187,9 +203,12 @@ def novel_pieces() -> dict[str, tuple[Tokens, dict, dict]]:
     for split, share in zip(PLAIN_SPLITS, np.cumsum([*PLAIN_SPLITS.values()]), strict=True):
         end = int(np.searchsorted(ends, ends[-1] * share // 100))  # whole lines
         text = "".join(lines[first:end])
-        found = np.concatenate(tokenizer.encode_all(lines[first:end]))
+        encoded = tokenizer.encode_all(text.splitlines())
+        losses = lost_text.count(tokenizer, text.splitlines(), encoded)
+        found = np.concatenate(encoded)
         words = len(text.split()) + text.count("\n")
         counts = {"bytes": int(ends[end] - ends[first]), "words": words}
+        counts |= lost_text.shares_of(losses)
         splits[split] = Tokens(tokenizer.vocab_size, len(found), found), counts, info
         first = end
     return splits
@@ -209,15 +228,18 @@ def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[Toke
     """
     tokenizer = Tokenizer(info["tokenizer"]) if "tokenizer" in info else None
     encoder, words, size, tokens = Encoder(tokenizer), WordCount(), 0, []
+    losses = np.zeros(4 if tokenizer else 0, int)
     try:
         for passage in passages(itertools.chain.from_iterable(plan([path])), COLUMN):
-            tokens.append(encoder.tokens(passage))
+            part, lost = encoder.measured(passage)
+            tokens.append(part)
+            losses += lost
             words.add(np.frombuffer(passage.text, np.uint8))
             size += len(passage.text)
     except BadInputError as error:  # `--file` has no flag beside it for the column
         raise BadInputError(str(error).replace(CHOOSE, f"name it {COLUMN}")) from None
     found = np.concatenate([*tokens, encoder.tokens(Passage(b"", path, None, True))])
-    counts = {"bytes": size, "words": words.words}
+    counts = {"bytes": size, "words": words.words} | lost_text.shares_of(losses)
     held = Tokens(encoder.vocab_size, len(found), found)
     return TokenStream(held, counts, info, max_length, path), window_transform
 

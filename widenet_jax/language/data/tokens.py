@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 from numpy.lib.stride_tricks import sliding_window_view
 
+from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.inputs import Passage
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.input_files import bytes_in
@@ -106,11 +107,17 @@ class Encoder:
         Raises:
           BadInputError: the text is to be word pieces, and is not UTF-8.
         """
+        return self.measured(passage)[0]
+
+    def measured(self, passage: Passage) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the tokens and `lost_text.count` of the lines, [] of bytes; raises likewise."""
         dtype = id_type(self.vocab_size)
         if self.tokenizer is None:
-            return np.frombuffer(passage.text, dtype)
-        found = self.tokenizer.encode_all([line for line in passage.lines() if line.strip()])
-        return np.concatenate(found or [np.zeros(0)]).astype(dtype)
+            return np.frombuffer(passage.text, dtype), np.zeros(0, int)
+        lines = passage.lines()
+        found = iter(self.tokenizer.encode_all([line for line in lines if line.strip()]))
+        pieces = [next(found) if line.strip() else np.zeros(0, np.int32) for line in lines]
+        return np.concatenate(pieces).astype(dtype), lost_text.count(self.tokenizer, lines, pieces)
 
     @property
     def ending(self) -> np.ndarray:

@@ -48,6 +48,7 @@ def prepare_stream(options: Options) -> None:
 
     A preparation that was stopped continues when the same command is run again.
     """
+    from widenet_jax.corpus.lost_text import remark
     from widenet_jax.corpus.preparation import prepare
     from widenet_jax.corpus.tokenizer import load_tokenizer
     from widenet_jax.language.data.tokens import Encoder, id_type
@@ -69,7 +70,11 @@ def prepare_stream(options: Options) -> None:
     provenance = {"converter": "stream", "input": options.inputs}
     provenance |= {split: files[split] for split in ("valid", "test") if files[split]}
     manifest = prepare(stream, options, provenance)
-    report(options, manifest, "{tokens:,} tokens, {bytes:,} bytes, {words:,} words")
+    more = [f"tokenizer: {tokenizer.normalization}"] if tokenizer else []
+    for split, entry in manifest["splits"].items():
+        if text := remark(entry):
+            more.append(f"{split}: bits per byte and word perplexity will be {text}")
+    report(options, manifest, "{tokens:,} tokens, {bytes:,} bytes, {words:,} words", *more)
 
 
 def cuts_of(options: Options) -> list[tuple[str, str]]:

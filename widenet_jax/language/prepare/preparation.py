@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.inputs import passages
 from widenet_jax.corpus.preparation import Preparation, written_whole
 from widenet_jax.corpus.readers import Input
@@ -76,25 +77,27 @@ class StreamPreparation(Preparation):
         """Writes the tokens of one unit.
 
         Returns:
-          {"documents", "marks": [[tokens, bytes, words], ...]}: the counts up to each place where a
-          stream of word pieces may be cut, the last of the whole unit.
+          {"documents", "marks": [[tokens, bytes, words, *`lost_text.count`], ...]}: the counts up
+          to each place where a stream of word pieces may be cut, the last of the whole unit.
         """
-        counts, marks, documents, words = np.zeros(2, int), [[0, 0, 0]], 0, WordCount()
-        ending = self.encoder.ending
+        counts, documents, words = np.zeros(7 if self.tokenizer else 3, int), 0, WordCount()
+        marks, ending = [counts.tolist()], self.encoder.ending
         with written_whole(part_file(directory, unit)) as path, path.open("wb") as file:
             for passage in passages(self.units[unit], self.column):
-                tokens = self.encoder.tokens(passage)
+                tokens, lost = self.encoder.measured(passage)
                 words.add(np.frombuffer(passage.text, np.uint8))
                 file.write(tokens.tobytes())
-                counts += len(tokens), len(passage.text)
+                counts[:2] += len(tokens), len(passage.text)
+                counts[3:] += lost
                 if passage.last:
                     file.write(ending.tobytes())
                     documents += 1
                     counts[0] += len(ending)
                     words.end_document()
+                counts[2] = words.words
                 if counts[1] - marks[-1][1] >= MARK_BYTES:
-                    marks.append([*counts.tolist(), words.words])
-        marks = [*marks[:: -(-len(marks) // MOST_MARKS)], [*counts.tolist(), words.words]]
+                    marks.append(counts.tolist())
+        marks = [*marks[:: -(-len(marks) // MOST_MARKS)], counts.tolist()]
         return {"documents": documents, "marks": marks}
 
     def sizes(self, directory: Path, unit: int, part: Mapping[str, Any]) -> dict[Path, int]:
@@ -108,8 +111,11 @@ class StreamPreparation(Preparation):
           BadInputError: a split is empty, or larger than the text.
         """
         splits: dict[str, dict[str, Any]] = {}
+        # Parts that an older version made have no losses.
+        columns = min(len(part["marks"][-1]) for part in parts)
+        marks = [np.array(part["marks"])[:, :columns] for part in parts]
         for split in dict.fromkeys(self.splits):
-            text = JoinedUnits(self, directory, split, [np.array(part["marks"]) for part in parts])
+            text = JoinedUnits(self, directory, split, marks)
             cuts = self.cuts if split == "train" else [(split, "100%")]
             splits |= {name: text.write(name, ranges) for name, ranges in text.cut(cuts).items()}
         documents = sum(part["documents"] for part in parts)
@@ -130,8 +136,8 @@ class JoinedUnits:
         self._directory, self._pieces, self._dtype = directory, bool(whole.tokenizer), whole.dtype
         units = [unit for unit, name in enumerate(whole.splits) if name == split]
         self._files = [(part_file(directory, unit), marks[unit][-1, 0]) for unit in units]
-        # [tokens, bytes, words] up to each place where word pieces may be cut
-        before = np.cumsum([[0, 0, 0], *(marks[unit][-1] for unit in units)], axis=0)
+        # [tokens, bytes, words, ...] up to each place where word pieces may be cut
+        before = np.cumsum([0 * marks[0][0], *(marks[unit][-1] for unit in units)], axis=0)
         self._marks = np.concatenate(
             [a + marks[unit] for a, unit in zip(before, units, strict=False)]
         )
@@ -189,6 +195,7 @@ class JoinedUnits:
             ends = np.searchsorted(self._marks[:, 0], np.array(ranges), "right") - 1
             taken = (self._marks[ends[:, 1]] - self._marks[ends[:, 0]]).sum(0)
             counts = {"bytes": int(taken[1]), "words": int(taken[2])}
+            counts |= lost_text.shares_of(taken[3:])
         stored = {"file_bytes": size * self._dtype.itemsize, "sha256": digest.hexdigest()}
         stored["sample_sha256"] = sample_sha256(str(path))
         return {"tokens": size, **counts, **stored}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.tables import read_text, trimmed
 from widenet_jax.corpus.tokenizer import Encoded
 from widenet_jax.data.contract import ArraySpec
@@ -94,6 +95,8 @@ class Squad:
         asked = sequences.encode_all(self._tokenizer, [question.text for question in questions])
         self._asked = [ids[:longest] for ids in asked]
         contexts = list(dict.fromkeys(question.context for question in questions))
+        losses = lost_text.describe_sample(self._tokenizer, contexts)
+        self.note = "\n".join(filter(None, [losses, self.note]))
         encoded = sequences.in_threads(self._tokenizer.encode_with_offsets, contexts)
         self._contexts: dict[str, Encoded] = dict(zip(contexts, encoded, strict=True))
         windows = []

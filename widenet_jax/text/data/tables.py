@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.tables import Columns, read_text, shown, trimmed
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import ArraySpec, Example, Transform
@@ -116,20 +117,19 @@ class Table:
         self.contents = np.array([hash(row[:2]) for row in rows], np.int64)
         tokenizer = sequences.tokenizer_for(data, info)
         paired = rows[0].pair is not None
-        self.info = {
-            "class_names": list(names),
-            "pairs": paired,
-            **sequences.tokenizer_info(tokenizer),
-        }
+        self.info = {"class_names": list(names), "pairs": paired}
+        self.info |= sequences.tokenizer_info(tokenizer)
         if split == data["train_split"] and not info.get("class_names"):
             check_classes(missing_classes(self), names, split)
         encode, T = partial(encode_visible, tokenizer), data["max_length"]
         pairs = encode([row.pair or "" for row in rows]) if paired else [None] * len(rows)
         both = list(zip(encode([row.text for row in rows]), pairs, strict=True))
         joined = [sequences.join(tokenizer, text, pair, T) for text, pair in both]
+        texts = [text for row in rows for text in row[:2] if text]
         self._notes = [
             *doubts(rows, names),
             sequences.cut_text([*itertools.starmap(sequences.whole_length, both)], T),
+            lost_text.describe_sample(tokenizer, texts),
         ]
         # One array: thousands of small ones are slow to send to worker processes.
         self._ends = np.cumsum([0, *(len(one["tokens"]) for one in joined)])

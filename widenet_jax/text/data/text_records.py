@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.chunking import Chunk, Chunking, chunks_of
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import FILE, load_tokenizer, load_written_tokenizer
@@ -110,13 +111,14 @@ class TextRecords(PackedSet):
                 f"{self.max_length}{' --pack' if self.packed else ''}; set the field to that, or "
                 "prepare the text again"
             )
-        self.note = ""
+        notes = [lost_text.describe(self.manifest["splits"][split])]
         if max_length and max_length < self.max_length:
-            self.note = (
+            notes.append(
                 f"config.data.max_length={max_length}, and {directory} was prepared with "
                 f"--max_length={self.max_length}: longer sequences are cut at both ends, and the "
                 "rest is never seen; prepare the text again to use all of it"
             )
+        self.note = "\n".join(filter(None, notes))
 
     def _example(self, record: bytes) -> dict[str, Any]:
         chunks = decode_record(record, self.info["vocab_size"], packed=self.packed)
@@ -130,12 +132,13 @@ class TinyText:
 
     Attributes:
       info: "tokenizer", "vocab_size" and "unigram_entropy".
+      note: what the tokenizer loses of the novel.
     """
 
     def __init__(self, data: Mapping[str, Any], split: str, _: Mapping[str, Any]):
         """Opens a split for sequences of `config.data.max_length` tokens."""
         check_split(split, ("train", "valid"), "the embedded text")
-        chunks, self.info = _read_novel(data["max_length"])
+        chunks, self.info, self.note = _read_novel(data["max_length"])
         self._chunks = chunks[split]
         self._split = split
 
@@ -150,20 +153,21 @@ class TinyText:
 
 
 @functools.cache  # a run opens both splits
-def _read_novel(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any]]:
-    """Returns the chunks of each split, and the source's `info`."""
+def _read_novel(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any], str]:
+    """Returns the chunks of each split, and the source's `info` and `note`."""
     from widenet_jax.corpus.inputs import documents
     from widenet_jax.corpus.readers import Input
 
     tokenizer = load_tokenizer(str(FOLDER / FILE))
     rule = Chunking(max_length, SEED)
     chunks: dict[str, list[Chunk]] = {"train": [], "valid": []}
+    losses = np.zeros(4, int)
     for document in documents([Input(str(TEXT), TEXT.name, "titles")]):
         side = "valid" if document.validates(VALID_PER_MILLE) else "train"
-        chunks[side] += chunks_of(document, tokenizer, rule)
+        of_document, lost = chunks_of(document, tokenizer, rule)
+        chunks[side] += of_document
+        losses += lost
     counts = np.bincount(np.concatenate([np.concatenate(chunk) for chunk in chunks["train"]]))
-    return chunks, {
-        "tokenizer": tokenizer.json,
-        "vocab_size": tokenizer.vocab_size,
-        "unigram_entropy": unigram_entropy(counts),
-    }
+    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
+    info["unigram_entropy"] = unigram_entropy(counts)
+    return chunks, info, lost_text.describe(lost_text.shares_of(losses))

@@ -36,7 +36,7 @@ def add_commands(commands: Any) -> None:
     add("--normalization", choices=("nmt_nfkc", "identity"), default="nmt_nfkc", help=text)
     text = "share of the text's characters that have pieces (1 for a small text)"
     add("--character_coverage", type=float, default=0.99995, metavar="SHARE", help=text)
-    add("--cased", action="store_true", help="keep capital letters and accents")
+    add("--cased", action="store_true", help="keep capital letters and accents (bpe always does)")
     add("--max_sentences", type=positive, default=2_000_000, metavar="N", help="of a larger text")
 
 
@@ -52,6 +52,11 @@ def make_tokenizer(options: Options) -> None:
 
     if bool(options.convert) == bool(options.inputs):
         raise BadInputError("give either text to train on, or --convert=FILE")
+    if options.convert and options.cased:
+        raise BadInputError(
+            "--cased is for training; of a file to convert, a tokenizer_config.json beside it says "
+            'so: {"do_lower_case": false}'
+        )
     units = units_of(options.inputs, options)
     column = column_of(units, options)
     if options.convert:
@@ -74,7 +79,8 @@ def make_tokenizer(options: Options) -> None:
     absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, json.dumps(tokenizer.json, ensure_ascii=False, indent=0) + "\n")
     info = {"path": options.out, "vocab_size": tokenizer.vocab_size, "kind": tokenizer.kind}
-    show(options, info, f"{options.out}: {tokenizer.vocab_size:,} tokens, {tokenizer.kind}")
+    text = f"{options.out}: {tokenizer.vocab_size:,} tokens, {tokenizer.kind}"
+    show(options, info, f"{text}; {tokenizer.normalization}")
 
 
 def prepare_text(options: Options) -> None:
@@ -126,4 +132,4 @@ def prepare_text(options: Options) -> None:
     counts = "{count:,} records of {documents:,} documents, {tokens:,} tokens"
     entropy = manifest["unigram_entropy"]
     least = f"unigram entropy {entropy:.3f} nats (loss of word frequencies alone)"
-    report(options, manifest, counts, least)
+    report(options, manifest, counts, f"tokenizer: {tokenizer.normalization}", least)

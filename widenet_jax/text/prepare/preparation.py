@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from array_record.python import array_record_module
 
+from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.chunking import SPECIALS, Chunk, Chunking, chunks_of
 from widenet_jax.corpus.inputs import documents
 from widenet_jax.corpus.preparation import Preparation, written_whole
@@ -78,8 +79,9 @@ class ChunkPreparation(Preparation):
         """Writes the shards of one unit; returns its counts, as JSON holds them.
 
         Returns:
-          {"splits": {split: {"records", "bytes", "documents", "chunks", "tokens"}}, "ids": [V] or
-          []}, where `ids` counts each id in the unit's training text.
+          {"splits": {split: {"records", "bytes", "documents", "chunks", "tokens", "losses"}},
+          "ids": [V] or []}, where `losses` are `lost_text.count` and `ids` counts each id in the
+          unit's training text.
         """
         shards = {split: directory / name for split, name in self.shards(unit).items()}
         with contextlib.ExitStack() as stack:
@@ -89,12 +91,13 @@ class ChunkPreparation(Preparation):
                 writers[split] = stack.enter_context(contextlib.closing(writer))
             for document in documents(self.units[unit], self.column):
                 validates = unit >= self.num_train or document.validates(self.valid_per_mille)
-                chunks = chunks_of(document, self.tokenizer, self.chunking)
-                writers[VALID if validates else TRAIN].add(chunks)
+                chunks, losses = chunks_of(document, self.tokenizer, self.chunking)
+                writers[VALID if validates else TRAIN].add(chunks, losses)
             for writer in writers.values():
                 writer.flush()
         for split, path in shards.items():
-            writers[split].counts["bytes"] = path.stat().st_size
+            sums = {"bytes": path.stat().st_size, "losses": writers[split].losses.tolist()}
+            writers[split].counts |= sums
         return {
             "splits": {split: writer.counts for split, writer in writers.items()},
             "ids": writers[TRAIN].ids.tolist() if TRAIN in writers else [],
@@ -111,9 +114,12 @@ class ChunkPreparation(Preparation):
         splits: dict[str, dict[str, Any]] = {}
         for split in (TRAIN, VALID):
             shards = [part["splits"][split] for part in parts if split in part["splits"]]
+            # Parts that an older version made have no losses.
+            losses = [shard.get("losses", []) for shard in shards]
             splits[split] = {
                 "count": sum(shard["records"] for shard in shards),
                 **{key: sum(shard[key] for shard in shards) for key in COUNTED},
+                **lost_text.shares_of(np.sum(losses, axis=0) if all(losses) else []),
                 "shards": [{key: shard[key] for key in ("records", "bytes")} for shard in shards],
             }
         for split, entry in splits.items():
@@ -136,6 +142,7 @@ class ShardWriter:
 
     Attributes:
       counts: records, documents, chunks, tokens; complete after `flush`.
+      losses: sums of `lost_text.count`.
       ids: how often each id was added: int64 [V].
     """
 
@@ -143,11 +150,13 @@ class ShardWriter:
         self._writer = array_record_module.ArrayRecordWriter(str(path), OPTIONS)
         self._row_length = preparation.chunking.max_length if preparation.packed else None
         self._waiting: list[Chunk] = []
-        self.counts = dict.fromkeys(("records", *COUNTED), 0)
+        self.counts: dict[str, Any] = dict.fromkeys(("records", *COUNTED), 0)
+        self.losses = np.zeros(4, int)
         self.ids = np.zeros(preparation.tokenizer.vocab_size, np.int64)
 
-    def add(self, chunks: Sequence[Chunk]) -> None:
-        """Adds the chunks of one document."""
+    def add(self, chunks: Sequence[Chunk], losses: np.ndarray) -> None:
+        """Adds the chunks of one document, and what its encoding lost."""
+        self.losses += losses
         if not chunks:
             return
         tokens = np.concatenate([sentence for chunk in chunks for sentence in chunk])

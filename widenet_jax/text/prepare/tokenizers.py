@@ -4,7 +4,6 @@ import contextlib
 import io
 import itertools
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,7 +61,8 @@ def train_sentencepiece(
       max_sentences: of a larger text, so many sentences are drawn.
       cased: keep case and accents.
       normalization: sentencepiece's rule. "identity" leaves its table of characters, 240 kB, out of
-        the tokenizer.
+        the tokenizer. The whole normalisation is done here, before sentencepiece reads the text, so
+        that training sees what the tokenizer makes of raw text.
       character_coverage: share of the text's characters that have pieces; the rarest have none.
 
     Returns:
@@ -72,9 +72,14 @@ def train_sentencepiece(
       BadInputError: the text has too few different pieces for `vocab_size`.
     """
     import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2
 
+    rule = sentencepiece.SentencePieceNormalizer(rule_name=normalization)
+    spec = sentencepiece_model_pb2.NormalizerSpec.FromString(rule.serialized_normalizer_spec())
+    charsmap = spec.precompiled_charsmap
+    normalizer = tokenizer_files.trained_normalizer(cased=cased, charsmap=charsmap)
     # A stream of the library's own would take errors of the reader for the end of the text.
-    cut = map(cut_sentence, sentences if cased else map(lowered, sentences))
+    cut = map(cut_sentence, map(normalizer.normalize_str, sentences))
     source = Guarded(itertools.chain.from_iterable(cut))
     sentencepiece.set_random_generator_seed(SEED)
     model = io.BytesIO()
@@ -82,10 +87,11 @@ def train_sentencepiece(
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=source, model_writer=model, vocab_size=vocab_size,
             input_sentence_size=max_sentences, shuffle_input_sentence=True, num_threads=THREADS,
-            max_sentence_length=LONGEST_SENTENCE, normalization_rule_name=normalization,
+            max_sentence_length=LONGEST_SENTENCE, normalization_rule_name="identity",
             character_coverage=character_coverage, minloglevel=2, **layout,
         )  # fmt: skip
-    return tokenizer_files.from_sentencepiece(model.getvalue(), "the trained tokenizer")
+    trained = model.getvalue()
+    return tokenizer_files.from_sentencepiece(trained, "the trained tokenizer", {}, normalizer)
 
 
 def train_word_piece(
@@ -115,12 +121,6 @@ def cut_sentence(text: str) -> list[str]:
         return [text]
     size = LONGEST_SENTENCE // 4  # a character has at most 4 bytes
     return [text[first : first + size] for first in range(0, len(text), size)]
-
-
-def lowered(text: str) -> str:
-    """Returns a text in lower case without accents, as ALBERT's preprocess_text makes it."""
-    decomposed = unicodedata.normalize("NFKD", text)
-    return "".join(c for c in decomposed if not unicodedata.combining(c)).lower()
 
 
 class Guarded:
