@@ -1,5 +1,6 @@
 """Configs from files: what a file may import, and what its fields may hold."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -55,6 +56,25 @@ def test_a_registering_file_finds_configs_as_it_did_when_it_was_the_config(tmp_p
     (tmp_path / "mine.py").write_text("x = missing")
     with pytest.raises(BadInputError, match=r"^runs/a needs mine.py: .*, line 1: NameError"):
         imports.import_once(str(tmp_path / "mine.py"), "runs/a needs mine.py")
+
+
+@pytest.mark.parametrize("changed", ["mine.py", "own.py"])
+def test_a_file_runs_as_it_is_now(tmp_path, monkeypatch, changed: str):
+    """Python runs its compiled copy after a change of neither the size nor the second."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    files = {"own.py": "SEED = 1\n", "mine.py": "from configs import own\nSEED = 1\n"}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    for seed in (1, 2):
+        path = tmp_path / changed
+        path.write_text(files[changed].replace("1", str(seed)))
+        os.utime(path, (1e9, 1e9))
+        found = [defined_in(str(tmp_path / "mine.py"), name, flag="") for name in ("SEED", "own")]
+        imports.import_once(str(tmp_path / "mine.py"), "--import=mine.py")
+        imported = sys.modules["imported_mine"]
+        seeds = {"mine.py": (found[0], imported.SEED), "own.py": (found[1].SEED, imported.own.SEED)}
+        assert seeds.pop(changed) == (seed, seed)
+        assert [*seeds.values()] == [(1, 1)]
 
 
 def test_configs_of_this_project_are_found_by_name(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from widenet_jax.config.parser import Parser, exit_code_of, not_negative, positive, seconds
@@ -151,6 +152,43 @@ def test_an_empty_place_is_a_mistake():
     assert made.read(["pack", "--text=", "--peer="]).out is None
     with pytest.raises(BadInputError, match=r"^--out is empty; name a file or directory, or leave"):
         made.read(["pack", "--out="])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "a.csv --out=a.csv",
+        "b.csv a.csv --out=./a.csv",
+        "--convert=a.csv --out=b",
+        "--out=b --f=a.csv",
+    ],
+)
+def test_an_output_replaces_no_input(tmp_path, monkeypatch, words: str):
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("the only copy")
+    Path("b").symlink_to("a.csv")
+    made = Parser()
+    made.add_argument("files", nargs="*")
+    made.add_argument("--convert")
+    made.add_argument("--out")
+    words = words.replace("--f=", "--config.data.path=").split()
+    with pytest.raises(BadInputError, match=r"^--out=\S+ would replace an input; name another"):
+        made.read(words)
+    assert made.read(["a.csv", "--out=c.csv"]).out == "c.csv"
+    assert made.read(["c.csv", "--out=a.csv"]).out == "a.csv"  # an earlier output
+
+
+def test_no_variable_of_another_program_changes_random_numbers(monkeypatch):
+    """Commands start JAX as it is by itself, whatever the user's environment says."""
+    for name, value in (("ENABLE_X64", "1"), ("DEFAULT_PRNG_IMPL", "rbg")):
+        monkeypatch.setenv(f"JAX_{name}", value)
+    monkeypatch.setenv("JAX_THREEFRY_PARTITIONABLE", "0")
+    found = {}
+    assert exit_code_of(lambda: found.update(os.environ)) == 0
+    names = ("JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE")
+    theirs = [jax.config.values[name.lower()] for name in names]  # of this process, JAX's defaults
+    assert [found[name] for name in names] == ["0", "threefry2x32", "1"]
+    assert theirs == [False, "threefry2x32", True]
 
 
 # Runs scripts, each with --bogus=1 and with --help, as programs that the process starts.

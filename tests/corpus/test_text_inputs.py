@@ -4,6 +4,7 @@ import bz2
 import codecs
 import gzip
 import json
+import lzma
 import os
 import random
 from pathlib import Path
@@ -146,7 +147,15 @@ def test_a_tfds_set(tmp_path: Path):
         ("a.txt", b"One.\nTw\xffo.", "line 2: not UTF-8"),
         ("a.txt", b"One.\0", "line 1: holds a NUL"),
         ("a.txt", gzip.compress(b"One. Two. " * 999, mtime=0)[:-20], "damaged or cut short"),
+        ("a.txt.bz2", bz2.compress(b"One.") + b"BZh9 damaged", "damaged or cut short"),
+        ("a.txt.xz", lzma.compress(b"One.") + b"a damaged header", "damaged or cut short"),
+        ("a.txt.gz", gzip.compress(b"One.", mtime=0) + b"\x1f damaged", "damaged or cut short"),
         ("a.xml.bz2", bz2.compress(b'<mediawiki xml:lang="en">\n'), "extract its text first"),
+        ("wiki_00", b'<doc id="1" title="A">\nA\n\nIt is.\n</doc>\n', "with its flag --json"),
+        ("a.txt", b"\xef\xbb\xbf\n<!DOCTYPE html>\n<p>It is.", "pages with marks"),
+        ("a.txt", b'<HTML lang="en"><p>It is.', "pages with marks"),
+        ("a.txt", b'<?xml version="1.0"?><TEI>It is.</TEI>', "pages with marks"),
+        ("a.wet.gz", gzip.compress(b"WARC/1.0\r\n\r\nIt is.", mtime=0), "pages with marks"),
         ("a.jsonl", b'{"text": "One."}\n{"body": "Two."}', "line 2: no text 'text'; it has body"),
         ("a.jsonl", b'{"text": "One.\\ud800"}', "line 1: not UTF-8"),
         ("a.jsonl", b"[1]", "line 1: no text 'text'; it is no object"),
@@ -160,6 +169,12 @@ def test_a_tfds_set(tmp_path: Path):
 def test_a_bad_file_is_named_with_its_line(tmp_path: Path, capsys, name, content, problem):
     message = refuse(capsys, tmp_path, write(tmp_path / name, content))
     assert problem in message
+
+
+@pytest.mark.parametrize("compress", [bz2.compress, gzip.compress, lzma.compress])
+def test_streams_one_after_another_are_one_file(tmp_path: Path, compress):
+    write(path := tmp_path / "a.txt", compress(b"One. ") + compress(b"Two."))
+    assert [d.paragraphs for unit in plan([str(path)]) for d in documents(unit)] == [["One. Two."]]
 
 
 def test_a_file_without_text_is_refused(tmp_path: Path, capsys):

@@ -19,6 +19,7 @@ from widenet_jax.config.imports import (
     place_of,
     registers_parts,
     remember,
+    spec_of,
 )
 from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.files import absolute, parse_json
@@ -109,7 +110,7 @@ def from_json(value: Any) -> Any:
 def import_file(path: str) -> ModuleType:
     """Imports a config file as a module; `configs` is as `find_configs_beside` makes it."""
     find_configs_beside(path)
-    spec = importlib.util.spec_from_file_location("config", path)
+    spec = spec_of("config", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

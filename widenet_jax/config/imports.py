@@ -12,9 +12,10 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -37,6 +38,38 @@ PLAIN = (
 IMPORTED: dict[str, str] = {}  # in this process: absolute path -> SHA-256
 CONFIG_FILES: set[str] = set()  # absolute paths of those that this process read and remembers
 NAMED: dict[str, str] = {}  # the files that --import named: absolute path -> name
+
+
+# Of the content: a command may load hundreds of configs.
+compiled = cache(partial(compile, mode="exec"))
+
+
+class Source(SourceFileLoader):
+    """Runs a file as it is now.
+
+    Python would run its compiled copy in `__pycache__` after a change that keeps the file's size
+    and the second of its last change, as of `sed` in a script.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compiled(self.get_data(self.path), self.path)
+
+
+def spec_of(name: str, path: str) -> ModuleSpec:
+    """Returns the spec of a module that runs a file as it is now."""
+    return importlib.util.spec_from_file_location(name, path, loader=Source(name, path))
+
+
+class Finder(PathFinder):
+    """Finds the modules of `configs`."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        spec = super().find_spec(name, path, target) if name.startswith("configs.") else None
+        return spec and spec_of(name, spec.origin)
+
+
+sys.meta_path.insert(0, Finder)
 
 
 def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
@@ -86,7 +119,7 @@ def import_once(path: str, named_by: str) -> None:
     if IMPORTED.get(str(file)) == digest:
         return
     name = f"imported_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = spec_of(name, str(file))
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     before = find_configs_beside(file)
     try:

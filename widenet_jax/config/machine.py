@@ -59,6 +59,14 @@ def keep_compiled(environment: MutableMapping[str, str], *, cpu_info: Path = CPU
         environment.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MOST_BYTES))
 
 
+# Settings of JAX on which numbers depend. A user's environment may have others, for other programs.
+NUMBERS = {
+    "JAX_ENABLE_X64": "0",
+    "JAX_DEFAULT_PRNG_IMPL": "threefry2x32",
+    "JAX_THREEFRY_PARTITIONABLE": "1",
+}
+
+
 def machine(cpu_info: str, threads: int) -> str:
     """Returns a name for everything that machine code depends on.
 

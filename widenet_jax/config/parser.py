@@ -24,7 +24,7 @@ from absl import logging
 from widenet_jax.config.fields import field_names
 from widenet_jax.config.files import variant_options
 from widenet_jax.config.imports import import_files
-from widenet_jax.config.machine import skip_absent_tpu
+from widenet_jax.config.machine import NUMBERS, skip_absent_tpu
 from widenet_jax.config.names import same_name
 from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, similar
 
@@ -32,6 +32,7 @@ FIELD = "--config."
 Options = argparse.Namespace
 Argv = Sequence[str] | None  # the words after the program's name; None: sys.argv
 PLACES = ("DIR", "FILE", "FILE.png", "PNG", "PATH")  # metavars of files and directories
+OUTPUTS = {"out", "overlay", "predictions"}  # flags of files to write
 READER_GONE = 141  # what shells report of a process that SIGPIPE ended
 
 
@@ -81,6 +82,7 @@ class Parser(argparse.ArgumentParser):
             raise BadInputError(f"{fields[0]}: this command sets no field of a config")
         self._check_places(options)
         options.fields = fields
+        check_outputs(options)
         import_files(getattr(options, "imports", []))
         return options
 
@@ -123,6 +125,18 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 for subparser in action.choices.values():
                     yield from subparser._all_actions()
+
+
+def check_outputs(options: Options) -> None:
+    """Raises BadInputError where a file to write is a file to read, which would be lost."""
+    words = [one.partition("=")[2] for one in options.fields]
+    for name in vars(options).keys() - OUTPUTS:
+        words += value if isinstance(value := getattr(options, name), list) else [value]
+    inputs = [word for word in words if isinstance(word, str) and os.path.isfile(word)]
+    for name in OUTPUTS & vars(options).keys():
+        out = getattr(options, name) or ""
+        if os.path.isfile(out) and any(os.path.samefile(out, one) for one in inputs):
+            raise BadInputError(f"--{name}={out} would replace an input; name another file")
 
 
 def option_hint(word: str, words: Sequence[str]) -> str:
@@ -240,6 +254,7 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
       in `... | head -1`.
     """
     skip_absent_tpu(os.environ)
+    os.environ.update(NUMBERS)
     if hasattr(sys.stdout, "reconfigure"):  # notebooks replace stdout
         sys.stdout.reconfigure(errors="surrogateescape")  # prints file names that are no UTF-8
     logging.set_verbosity(logging.FATAL)  # Orbax logs a traceback of each error reported here

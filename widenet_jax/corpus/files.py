@@ -23,9 +23,20 @@ _BEGINNING = 4096  # bytes from which a format is recognised
 # The beginning of a compressed file, and what opens it.
 _COMPRESSED: dict[bytes, Callable[[BinaryIO], BinaryIO]] = {
     GZIP: lambda file: gzip.GzipFile(fileobj=file),
-    BZIP2: bz2.BZ2File,
-    XZ: lzma.LZMAFile,
+    BZIP2: lambda file: whole(file, bz2.BZ2File),
+    XZ: lambda file: whole(file, lzma.LZMAFile),
 }
+
+
+def whole(file: BinaryIO, opens: Callable[[BinaryIO], Any]) -> BinaryIO:
+    """Opens a compressed file that raises an error at damage between two of its streams.
+
+    Python takes what follows for no part of the file: one of several streams, as pbzip2 writes it,
+    would lose its end in silence.
+    """
+    content = opens(file)
+    content._buffer.raw._trailing_error = ()
+    return content
 
 
 def first_bytes(path: str) -> bytes:

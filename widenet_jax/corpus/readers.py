@@ -35,6 +35,15 @@ LINE_BYTES = 1 << 20  # of a line of text; a longer one is read in parts
 DOCUMENT_BYTES = 1 << 26  # of a line of JSON
 DOCUMENT_CHARACTERS = 1 << 24  # of a document of plain text; a longer one is several
 CHOOSE = "choose with --text_column"  # a column, in messages
+# The beginnings, in lower case, of files with marks that would be learned as text.
+MARKED = {
+    b"<mediawiki": "a dump of Wikipedia in XML; extract its text first, with WikiExtractor --json, "
+    "or give Hugging Face's parquet files of wikimedia/wikipedia",
+    b"<doc ": "articles between marks, as of WikiExtractor; extract them with its flag --json",
+    **dict.fromkeys(
+        (b"<!doctype html", b"<html", b"<?xml", b"warc/"), "pages with marks; extract their text"
+    ),
+}
 _TITLE = re.compile(r"\s*= [^=]*[^=\s] =\s*")
 _HEADING = re.compile(r"\s*(= ){2,}.*( =){2,}\s*")
 
@@ -81,11 +90,9 @@ def texts(source: Input, column: str, bad: Bad = None) -> Texts:
                 lines = _line_parts(io.BytesIO(text), where) if large else [text]
                 yield from _read_text(decoded(line, where).rstrip("\r\n") for line in lines)
         return
-    if first_bytes(source.path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<mediawiki"):
-        raise BadInputError(
-            f"{source.path}: a dump of Wikipedia in XML; extract its text first, with "
-            "WikiExtractor --json, or give Hugging Face's parquet files of wikimedia/wikipedia"
-        )
+    beginning = first_bytes(source.path).removeprefix(codecs.BOM_UTF8).lstrip().lower()
+    if kind := next((kind for mark, kind in MARKED.items() if beginning.startswith(mark)), None):
+        raise BadInputError(f"{source.path}: {kind}")
     yield from READERS[source.format](_decoded_lines(source.path, bad))
 
 

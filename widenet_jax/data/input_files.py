@@ -8,8 +8,10 @@ import contextlib
 import errno
 import json
 import os
+import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from etils import epath
@@ -20,6 +22,8 @@ from widenet_jax.files import is_remote
 MAX_IMAGE_BYTES = 256 << 20
 # What compressed files begin with.
 GZIP, BZIP2, XZ, ZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"PK\x03\x04"
+
+_SHARD = re.compile(r"(.+?)[-.]\d{5}-of-(\d{5})\D.*")
 
 
 def open_regular(
@@ -84,6 +88,15 @@ def read_input(path: str | os.PathLike) -> bytes:
         return epath.Path(path).read_bytes() if is_remote(path) else read_regular(path)
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def shards_text(paths: Iterable[str]) -> str:
+    """Returns what is odd about files NAME-00000-of-00002: "1 of 2 files train"; or ""."""
+    found = Counter(match.groups() for path in paths if (match := _SHARD.fullmatch(path)))
+    whole = len({name for name, _ in found}) == len(found)
+    texts = [f"{count:,} of {int(size):,} files {name}" for (name, size), count in found.items()]
+    odd = not whole or any(count < int(size) for (_, size), count in found.items())
+    return " and ".join(texts) if odd else ""
 
 
 @contextlib.contextmanager

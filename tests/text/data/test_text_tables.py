@@ -119,6 +119,25 @@ def test_splits_are_named_cut_and_joined(tmp_path: Path):
         texts("train", tmp_path / "train.tsv")
 
 
+def test_files_of_a_split_that_is_not_whole(tmp_path: Path):
+    """The rest of a copy that was cut short, and an older set's files among a newer one's."""
+
+    def write(name: str) -> Path:
+        (tmp_path / name).write_text(f"text\tlabel\n{name[6:11]}\t0\n")
+        return tmp_path / name
+
+    last = [write(f"train-{k:05d}-of-00003.tsv") for k in range(3)][-1]
+    assert [row[0] for row in rows(tmp_path, "train")] == ["00000", "00001", "00002"]
+    last.unlink()
+    with pytest.raises(BadInputError, match=r"there are 2 of 3 files train; copy what is missing"):
+        rows(tmp_path, "train")
+    assert [row[0] for row in rows(tmp_path, "train-00001-of-00003.tsv")] == ["00001"]
+    write(last.name)
+    write("train-00000-of-00001.tsv")
+    with pytest.raises(BadInputError, match=r"1 of 1 files train and 3 of 3 files train"):
+        rows(tmp_path, "train")
+
+
 @pytest.mark.parametrize(
     ("header", "columns"),
     [

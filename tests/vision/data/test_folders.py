@@ -12,6 +12,7 @@ import pytest
 from image_sources import AUGMENT, png, refused
 from messy_photos import as_pillow_reads, left_out, readable, unreadable, write_folder
 from ml_collections import ConfigDict
+from PIL import Image
 
 from widenet_jax.data import records
 from widenet_jax.data.sources import (
@@ -256,6 +257,14 @@ def test_a_flat_folder_gets_advice(flat):
     assert source.left_out == {".heic": 1, "folder in a class": 1}
     message = refused(config_of(flat.parent, eval_fraction=0.1).data, "val")
     assert "or name the folder that holds the class folders" in message
+
+
+def test_a_workdir_among_the_classes_is_none(flat):
+    run = flat / "run"
+    run.mkdir()
+    (run / "environment.json").write_text("[]")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(run / "learning_curve.png")
+    assert "run" not in build_source(config_of(flat, eval_fraction=0.1).data, "train").class_names
 
 
 # --- A folder as people keep them -----------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Python objects as labelled images."""
 
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from small_runs import small_config
 from widenet_jax.config.fields import override
 from widenet_jax.data.sources import build_source, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.vision.data.files import read_pillow
 from widenet_jax.vision.data.objects import splits_of
 
 GREY = np.arange(64, dtype=np.uint8).reshape(8, 8)
@@ -26,6 +29,21 @@ class Named(list):
 def split(*examples: tuple, kind: type = list):
     """Returns the training split of some examples."""
     return splits_of(kind(examples), [], SOURCE, {})[0]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+def test_threads_read_one_image_of_pillow(kind: str):
+    """Pillow decodes at first use; two threads at once made an error, or of a TIFF other pixels."""
+    pixels = np.kron(
+        np.arange(192, dtype=np.uint8).reshape(8, 8, 3), np.ones((40, 40, 1), np.uint8)
+    )
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            picture, start = Image.open(io.BytesIO(file.getvalue())), threading.Barrier(4)
+            found = pool.map(lambda _: (start.wait(), read_pillow(picture, True)), range(4))  # noqa: B023
+            assert all(np.array_equal(read, pixels) for _, read in found)
 
 
 def test_images_of_every_kind(tmp_path):

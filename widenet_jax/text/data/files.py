@@ -14,7 +14,7 @@ from etils import epath
 
 from widenet_jax.corpus.files import COMPRESSED_SUFFIXES
 from widenet_jax.corpus.tables import Columns, from_csv, from_tsv, read_bytes, read_text
-from widenet_jax.data.input_files import class_names, open_parquet
+from widenet_jax.data.input_files import class_names, open_parquet, shards_text
 from widenet_jax.data.labelled import check_class_names
 from widenet_jax.data.splits import check_part, parse_slice, parts_of, slice_of
 from widenet_jax.errors import BadInputError, first_line
@@ -80,6 +80,9 @@ def find_files(path: str, name: str) -> list[epath.Path]:
             raise BadInputError(
                 f"{where}: split {name!r} may be {listed}; give the file's whole name"
             )
+        if odd := shards_text(file.name for file in found if file.name != one):
+            advice = "copy what is missing, remove what is of another set, or name one file"
+            raise BadInputError(f"{where}: there are {odd}; {advice}")
         if found:
             return found
     known = ", ".join(dict.fromkeys(stems.values())) or "none"

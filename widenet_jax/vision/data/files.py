@@ -12,6 +12,7 @@ decoding.
 
 import io
 import re
+import threading
 import warnings
 from typing import Any, NamedTuple
 
@@ -54,6 +55,8 @@ _READ_AHEAD = bytes(16)
 _ORIENTATION_MARKS = (b"Exif\0", b"eXIf", b"EXIF", b"Raw profile type", b"tiff:Orientation")
 _ORIENTATION = 0x0112  # EXIF's tag
 UPRIGHT = 1
+# Pillow decodes an image when it is first used, and wrongly where two threads use it at once.
+_LOADING = [threading.Lock() for _ in range(61)]
 # The axes to flip for orientations 1 to 4, and for 5 to 8 after rows and columns are swapped.
 _FLIPS = ((), (1,), (0, 1), (0,))
 
@@ -297,6 +300,8 @@ def read_pillow(image: Any, upright: bool) -> np.ndarray:
     if problem := problem_of(image):
         raise BadExampleError(f"{where}: {problem}")
     try:
+        with _LOADING[id(image) % len(_LOADING)]:
+            image.load()
         return pixels_of(ImageOps.exif_transpose(image) if upright else image)
     except MemoryError:  # says nothing about the image
         raise

@@ -20,7 +20,7 @@ from widenet_jax.data.records import MANIFEST
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
 from widenet_jax.data.splits import check_split, parse_slice, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, check_range
-from widenet_jax.files import is_remote
+from widenet_jax.files import STARTS, is_remote
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 MAX_SIZES = 10_000  # files whose sizes are asked for: a remote disk takes up to 1 ms for each
@@ -284,8 +284,9 @@ def _entries(folder: Path) -> list[os.DirEntry]:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    entries = (entry for entry in _entries(folder) if not entry.name.startswith("."))
-    return sorted(entry.name for entry in entries if entry.is_dir())
+    folders = (e for e in _entries(folder) if e.is_dir() and not e.name.startswith("."))
+    # A workdir beside the classes is none: its pictures are curves.
+    return sorted(f.name for f in folders if not os.path.exists(os.path.join(f, STARTS)))
 
 
 def open_folder(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> ImageFolder:

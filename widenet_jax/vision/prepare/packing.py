@@ -21,6 +21,7 @@ import tqdm
 
 from widenet_jax.config.parser import Options, show
 from widenet_jax.data import records
+from widenet_jax.data.input_files import shards_text
 from widenet_jax.data.labelled import check_class_names, left_out_text, names_text
 from widenet_jax.data.records import problem_of
 from widenet_jax.data.sources import missing_classes
@@ -146,6 +147,8 @@ def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
             if not matching:
                 raise BadInputError(f"--split {option}: no file {pattern}")
             found.setdefault(name, []).extend(matching)
+        if odd := shards_text(found[name]):
+            print(f"note: --split {name}: {odd}", file=sys.stderr)
     return found
 
 
