@@ -1,6 +1,7 @@
 """Tokenizers: files of every kind, offsets, the tables of masking, and ALBERT's own rule."""
 
 import gzip
+import io
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
+from widenet_jax.corpus import tokenizer_files
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
@@ -230,3 +232,36 @@ def test_lines_are_encoded_as_by_alberts_code(albert):
         for line, ours in zip(lines, tokenizer.encode_all(lines), strict=True)
     ]
     assert len(lines) == 3000 and np.mean(same) >= 0.997, np.mean(same)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("how", [{}, {"add_dummy_prefix": False}, {"byte_fallback": True}])
+def test_a_model_of_sentencepiece_keeps_its_settings(kind: str, how: dict):
+    """As LLaMA's (bytes for unknown characters) and Chinese models (no mark before a text)."""
+    words = ["".join(letters) for letters in itertools.product("bcdt", "aeiou", "lmnr", "aeiou")]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(" ".join(words[k : k + 8]) + "." for k in range(0, len(words), 3)),
+        model_writer=model, model_type=kind, minloglevel=2, vocab_size=330, pad_id=3,
+        hard_vocab_limit=kind == "bpe", user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"], **how,
+    )  # fmt: skip
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ours = Tokenizer(tokenizer_files.from_sentencepiece(model.getvalue(), "its model", {}))
+    for probe in ("bala dino", "tula 日本 cere", "dona  tiri."):
+        assert ours.encode(probe).tolist() == theirs.encode(probe)
+    if how.get("byte_fallback"):
+        assert ours.decode(ours.encode("tula 日本 cere")) == "tula 日本 cere"
+
+
+@pytest.mark.parametrize("how", ["treat_whitespace_as_suffix", "remove_extra_whitespaces"])
+def test_a_setting_of_sentencepiece_that_is_not_read(how: str):
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto()
+    model.pieces.add(piece="<unk>", score=0.0, type=2)
+    if how == "treat_whitespace_as_suffix":
+        model.trainer_spec.treat_whitespace_as_suffix = True
+    else:
+        model.normalizer_spec.remove_extra_whitespaces = False
+    with pytest.raises(BadInputError, match=f"was trained with .*{how}"):
+        tokenizer_files.from_sentencepiece(model.SerializeToString(), "its model", {})

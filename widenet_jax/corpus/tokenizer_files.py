@@ -18,7 +18,7 @@ from widenet_jax.files import parse_json, read_object
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MARK = "▁"
 # Kinds of pieces in a sentencepiece model.
-_NORMAL, _USER_DEFINED = 1, 4
+_NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6
 _NEVER = -1e6  # score of a piece that is never chosen where another segmentation exists
 CONFIG = "tokenizer_config.json"  # of Hugging Face
 # Its fields that change texts: BERT's, with the library's names of them, and ALBERT's.
@@ -164,9 +164,12 @@ def from_sentencepiece(
         model.ParseFromString(content)
     except DecodeError:
         raise BadInputError(f"{where}: damaged, or not a sentencepiece model") from None
-    trainer = model.trainer_spec
+    trainer, spec = model.trainer_spec, model.normalizer_spec
     if not model.pieces or trainer.model_type not in (trainer.UNIGRAM, trainer.BPE):
         raise BadInputError(f"{where}: not a Unigram or BPE sentencepiece model")
+    if trainer.treat_whitespace_as_suffix or not spec.remove_extra_whitespaces:
+        odd = "treat_whitespace_as_suffix=true or remove_extra_whitespaces=false"
+        raise BadInputError(f"{where}: was trained with {odd}, which is not read; train another")
     is_bpe = trainer.model_type == trainer.BPE
     ordinary = [piece.piece for piece in model.pieces if piece.type == _NORMAL]
     lower = settings.get("do_lower_case", not (is_bpe or _has_capitals(ordinary)))
@@ -174,19 +177,21 @@ def from_sentencepiece(
     first = [] if keep else [normalizers.NFKD(), normalizers.StripAccents()]
     first += [normalizers.Lowercase()] if lower else []
     tokenizer = tokenizers.Tokenizer(_bpe(model) if is_bpe else _unigram(model))
-    charsmap = model.normalizer_spec.precompiled_charsmap
-    tokenizer.normalizer = normalizer or _sequence(first, charsmap)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")
-    tokenizer.decoder = decoders.Metaspace(replacement=MARK, prepend_scheme="always")
+    tokenizer.normalizer = normalizer or _sequence(first, spec.precompiled_charsmap)
+    scheme = {"prepend_scheme": "always" if spec.add_dummy_prefix else "never"}
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=MARK, **scheme)
+    spaces = decoders.Metaspace(replacement=MARK, **scheme)
+    fallback = [decoders.ByteFallback(), spaces, decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(fallback) if trainer.byte_fallback else spaces
     known = {piece.piece for piece in model.pieces}
-    control = [p.piece for p in model.pieces if p.type not in (_NORMAL, _USER_DEFINED)]
+    control = [p.piece for p in model.pieces if p.type not in (_NORMAL, _USER_DEFINED, _BYTE)]
     missing = [name for name in SPECIAL if not {name, _SENTENCEPIECE.get(name, name)} & known]
     return with_special(tokenizer, control + missing)
 
 
 def _unigram(model: Any) -> models.Unigram:
     pieces = [(piece.piece, _score(piece)) for piece in model.pieces]
-    return models.Unigram(pieces, model.trainer_spec.unk_id, False)
+    return models.Unigram(pieces, model.trainer_spec.unk_id, model.trainer_spec.byte_fallback)
 
 
 def _bpe(model: Any) -> models.BPE:
