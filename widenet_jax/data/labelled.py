@@ -1,16 +1,18 @@
 """Sources of labelled images: what they have in common, parts of them, other labels for them."""
 
 import dataclasses
+import itertools
 import operator
 import reprlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.blocks import read_example
-from widenet_jax.data.contract import Example
+from widenet_jax.data.blocks import in_threads, read_example, read_row
+from widenet_jax.data.contract import Example, Source
 from widenet_jax.data.splits import slice_of
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.files import is_text
@@ -71,6 +73,20 @@ def label_of(example: Example, num_classes: int) -> int:
     return number
 
 
+def labels_of(source: Source, most: int | None = None) -> list[int]:
+    """Returns the labels of a split, or of `most` records spread evenly over it.
+
+    Reads them where the source does not know its labels, without those that cannot be read.
+    """
+    size = len(source) if most is None else min(most, len(source))
+    probes = np.linspace(0, len(source) - 1, size).astype(int)
+    if (known := getattr(source, "record_labels", None)) is not None:
+        return known[probes].tolist()
+    label = partial(label_of, num_classes=len(source.info["class_names"]))
+    read = partial(read_row, source, transform=label, skip=True)
+    return [number for number, problem in in_threads(read, probes.tolist()) if not problem]
+
+
 def checked_pixels(image: Any, others: str = "a path, an image of Pillow") -> np.ndarray:
     """Returns an array of pixels as uint8 [H, W, 1 or 3].
 
@@ -94,17 +110,10 @@ def by_class(source: LabelledImages) -> bool:
     Classes may come in any order. Where most of the images read are the only one of their class,
     their labels must rise, because in an order without repeats each class has one place.
     """
-    known, labels = source.record_labels, []
-    probes = np.linspace(0, len(source) - 1, min(ORDER_PROBES, len(source))).astype(int)
-    for record in probes.tolist():
-        try:
-            label = source[record]["label"] if known is None else int(known[record])
-        except BadExampleError:
-            continue
-        if label in labels and label != labels[-1]:
-            return False
-        labels.append(label)
+    labels = labels_of(source, ORDER_PROBES)
     classes = len(set(labels))
+    if sum(a != b for a, b in itertools.pairwise(labels)) >= classes:
+        return False  # a class lies in two places
     return classes > 1 and (2 * classes <= len(labels) or labels == sorted(labels))
 
 
@@ -190,6 +199,24 @@ def check_class_names(names: Sequence[str], where: object) -> None:
             problem = f"has the name of class {labels[name]}"
         if problem:
             raise BadInputError(f"{where}: class {label} ({name!r}) {problem}; rename it")
+
+
+def check_seen(train: str, seen: Collection[str], wanted: Iterable[str], advice: str = "") -> None:
+    """Raises BadInputError where a training split has no example of a class.
+
+    Args:
+      train: its name.
+      seen: the classes that it has examples of.
+      wanted: the classes of all splits.
+      advice: how to mend it; by default for any split.
+    """
+    known = dict.fromkeys(seen)
+    if lacking := [name for name in wanted if name not in known]:
+        advice = advice or "name classes alike in all splits, or remove these from every split"
+        raise BadInputError(
+            f"split {train} has no image of {len(lacking)} of {len({*known, *lacking})} classes "
+            f"({names_text(lacking)}); {advice} (it has {names_text([*known]) or 'none'})"
+        )
 
 
 def left_out_text(counts: Counter[str]) -> str:

@@ -172,7 +172,7 @@ def test_kills_change_no_byte(tmp_path: Path, corpus: list[Path]):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert prepare(corpus, whole, "--max_length=128", "--valid_per_mille=50") == 0
     process = start(corpus, killed, workers=2)
-    while not list(killed.glob(".part-*")):
+    while not list(killed.glob("*/.part-*")):
         assert process.poll() is None
         time.sleep(0.01)
     process.kill()
@@ -191,15 +191,15 @@ def test_ctrl_c_and_a_killed_worker(tmp_path: Path, corpus: list[Path]):
     out = tmp_path / "out"
     for ending, code in ((signal.SIGINT, 130), (signal.SIGKILL, 3)):
         process = start(corpus, out, workers=2, stderr=subprocess.PIPE)
-        before = len(list(out.glob(".part-*")))
-        while len(list(out.glob(".part-*"))) == before:
+        before = len(list(out.glob("*/.part-*")))
+        while len(list(out.glob("*/.part-*"))) == before:
             assert process.poll() is None
             time.sleep(0.01)
         if ending == signal.SIGINT:
             process.send_signal(ending)
         else:
             # Python's own helper process is a child too; workers have the units' files open.
-            while not (written := list(out.glob(".writing-*"))):
+            while not (written := list(out.glob("*/.writing-*"))):
                 time.sleep(0.01)
             os.kill(int(written[0].name.rpartition("-")[2]), ending)
         stderr = process.communicate(timeout=60)[1].decode()

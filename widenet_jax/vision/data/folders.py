@@ -7,13 +7,12 @@ import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.contents import THREADS
+from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import LabelledImages, check_class_names, counts_text
 from widenet_jax.data.records import MANIFEST
@@ -143,16 +142,13 @@ class ImageFolder(LabelledImages):
     def __getitem__(self, index: int) -> dict[str, Any]:
         path = self.describe(index)
         try:
-            return {"image": read_regular(path), "label": int(self.record_labels[index])}
-        except OSError as error:
-            if not os.path.isdir(folder := os.path.dirname(path)):
-                raise BadInputError(
-                    f"{folder}: class folder is gone; is its disk still there?"
-                ) from None
-            dangling = error.errno == errno.ENOENT and os.path.islink(path)
-            reason = "link to a file that is not there" if dangling else error.strerror
-            kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
-            raise kind(f"{path}: {reason}; replace or remove it") from None
+            return {"image": read_photo(path), "label": int(self.record_labels[index])}
+        except BadExampleError:
+            if os.path.isdir(folder := os.path.dirname(path)):
+                raise
+            raise BadInputError(
+                f"{folder}: class folder is gone; is its disk still there?"
+            ) from None
 
     def describe(self, index: int) -> str:
         return f"{self._folder}/{self._files[index]}"
@@ -160,8 +156,7 @@ class ImageFolder(LabelledImages):
     def files(self) -> list[str]:
         """Returns the name of each file, and sizes of at most MAX_SIZES; see `contract.Source`."""
         some = range(0, len(self), -(-len(self) // MAX_SIZES) or 1)
-        with ThreadPoolExecutor(THREADS) as pool:
-            return [*self._files, *pool.map(self._size, some)]
+        return [*self._files, *in_threads(self._size, some)]
 
     def _size(self, index: int) -> str:
         try:
@@ -173,6 +168,22 @@ class ImageFolder(LabelledImages):
         """Returns the records between bounds, which are applied to every class: int64 [n]."""
         places = [np.flatnonzero(self.record_labels == k) for k in range(len(self.class_names))]
         return np.concatenate([records[slice_of(bounds, len(records))] for records in places])
+
+
+def read_photo(path: str | os.PathLike) -> bytes:
+    """Returns the bytes of an image file.
+
+    Raises:
+      BadExampleError: the file cannot be read.
+      BadInputError: nor may others; see FILE_ERRORS.
+    """
+    try:
+        return read_regular(path)
+    except OSError as error:
+        dangling = error.errno == errno.ENOENT and os.path.islink(path)
+        reason = "link to a file that is not there" if dangling else error.strerror
+        kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
+        raise kind(f"{path}: {reason}; replace or remove it") from None
 
 
 def check_folder(root: str, field: str = "") -> None:

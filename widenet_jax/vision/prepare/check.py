@@ -4,22 +4,21 @@ import hashlib
 import mimetypes
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from concurrent import futures
-from functools import partial
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import tqdm
 
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Options
-from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE, check_bad
-from widenet_jax.data.input_files import read_regular
+from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE, check_bad, in_threads, tried
+from widenet_jax.data.checks import Checked, run_checks
 from widenet_jax.data.labelled import left_out_text, names_text
-from widenet_jax.data.records import Check, Checked, problem_of
+from widenet_jax.data.sources import open_splits
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.vision.data.files import decode
-from widenet_jax.vision.data.folders import Holdout, ImageFolder, kind_left_out, walk
-from widenet_jax.vision.data.packed import ArrayRecord
+from widenet_jax.vision.data.folders import ImageFolder, kind_left_out, read_photo, walk
+from widenet_jax.vision.prepare import packing
 
 ADVICE = (
     "replace or remove them, or train with --config.data.on_bad_example=skip (configs/finetune.py "
@@ -43,9 +42,8 @@ def check(path: str, options: Options) -> Checked | None:
         raise BadInputError(f"{path}: an empty folder, so there is nothing to check")
     if not images and not all(_hidden(file, path) or _is_image(file) for file in left_out):
         return None
-    with futures.ThreadPoolExecutor() as pool:
-        lines = pool.map(problem_of, [partial(check_file, file, same) for file in images])
-        found = list(tqdm.tqdm(lines, desc="check", total=len(images), unit="image"))
+    bar = tqdm.tqdm(images, desc="check", unit="image")
+    found = in_threads(lambda file: tried(check_file, file, same)[1], bar)
     problems = {file: [line] for file, line in zip(images, found, strict=True) if line}
     notes = [f"{file}: left out ({kind})" for file, kind in left_out.items()]
     notes += [f"{file}: an empty folder" for file in empty]
@@ -55,10 +53,17 @@ def check(path: str, options: Options) -> Checked | None:
         notes.append(
             f"{path}: images with copies, which evaluation may get: {len(copies):,} ({names})"
         )
+    config = load_config("configs/finetune.py")
+    config.data.path = path
+    splits, refusal = tried(open_splits, config, dict(config.data), None, kind=BadInputError)
+    if refusal and os.path.isdir(os.path.join(path, config.data.train_split)):
+        problems[path] = [refusal]
+    elif refusal and len(set(map(os.path.dirname, images))) > 1:
+        notes.append(f"{path}: not for training: {refusal}")
     what = f"{len(images):,} images"
     if left_out:
         what += f", {left_out_text(Counter(left_out.values()))}"
-    return Checked(what, problems, notes, ADVICE + verdict(path, problems))
+    return Checked(what, problems, notes, ADVICE + verdict(splits or (), problems, config))
 
 
 def class_notes(images: Sequence[str], path: str) -> list[str]:
@@ -77,16 +82,13 @@ def class_notes(images: Sequence[str], path: str) -> list[str]:
     return notes
 
 
-def verdict(path: str, problems: Collection[str]) -> str:
+def verdict(splits: tuple[ImageFolder, ...], problems: Collection[str], config: Any) -> str:
     """Says whether configs/finetune.py accepts the images of a folder that cannot be read."""
-    data, bad = load_config("configs/finetune.py").data, set(map(os.path.normpath, problems))
-    worst, limit = 0.0, data.max_bad_fraction
-    for split in (data.train_split, data.eval_split):
-        try:
-            source = ImageFolder(path, split, Holdout(data.eval_fraction))
-        except BadInputError:  # no folder to train on
-            return "; more need a larger config.data.max_bad_fraction"
-        size = len(source)
+    if not splits:  # no folder to train on
+        return "; more need a larger config.data.max_bad_fraction"
+    bad, worst = set(map(os.path.normpath, problems)), 0.0
+    for source in splits:
+        size, limit = len(source), config.data.max_bad_fraction
         here = sum(os.path.normpath(source.describe(index)) in bad for index in range(size))
         try:
             check_bad(here, size, num_examples=max(size, 1), limit=limit, what="images")
@@ -101,19 +103,23 @@ def verdict(path: str, problems: Collection[str]) -> str:
 
 def check_file(path: str, same: dict[bytes, list[str]]) -> None:
     """Adds an image file to those with the same bytes; raises BadInputError if it is unreadable."""
-    try:
-        content = read_regular(path)
-        decode(content, path)
-        same.setdefault(hashlib.sha256(content).digest(), []).append(path)
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}; replace or remove it") from None
+    content = read_photo(path)
+    decode(content, path)
+    same.setdefault(hashlib.sha256(content).digest(), []).append(path)
 
 
-def checks_of_set(directory: str, split: str) -> Iterator[Check]:
-    """Yields a check of each image of a packed set."""
-    source = ArrayRecord(directory, split)
-    for index in range(len(source)):
-        yield lambda index=index: decode(source[index]["image"], source.describe(index))
+def check_set(directory: str, _: Sequence[str]) -> Checked:
+    """Reads every image of a packed set."""
+    return check_converted(packing.read_packed(Options(input=directory)), directory)
+
+
+def check_converted(found: packing.Converted, place: str) -> Checked:
+    """Reads a set as a packer does, and writes nothing."""
+    splits = {f"{place}, split {split}": found.checks(split) for split in found.splits}
+    checked = run_checks(splits, "images")
+    _, problem = tried(found.check_classes, kind=BadInputError)
+    problems = {**checked.problems, place: [f"{place}: {problem}"] if problem else []}
+    return checked._replace(problems=problems, notes=found.lines())
 
 
 def _hidden(path: str, root: str) -> bool:
