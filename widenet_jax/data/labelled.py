@@ -34,6 +34,8 @@ class LabelledImages:
       part_of: which part of a larger set these images are, and the field that gives all of them;
         "" for a whole set.
       part_of_each_class: whether a slice has the same share of each class.
+      note: a line for the user, see `contract.Source`.
+      labels_to_read: whether labels are unknown, and can be read without much work.
     """
 
     class_names: tuple[str, ...]
@@ -42,6 +44,8 @@ class LabelledImages:
     split_advice: str = ""
     part_of: str = ""
     part_of_each_class: bool = False
+    labels_to_read: bool = False
+    note: str = ""
 
     @property
     def info(self) -> dict[str, Any]:
@@ -73,18 +77,20 @@ def label_of(example: Example, num_classes: int) -> int:
     return number
 
 
-def labels_of(source: Source, most: int | None = None) -> list[int]:
-    """Returns the labels of a split, or of `most` records spread evenly over it.
+def known_labels(source: Source) -> np.ndarray | None:
+    """Returns the labels that a source knows, int [n], -1 of no class; None where it reads them."""
+    labels = getattr(source, "record_labels", None)
+    return getattr(source, "named_labels", None) if labels is None else labels
 
-    Reads them where the source does not know its labels, without those that cannot be read.
-    """
-    size = len(source) if most is None else min(most, len(source))
-    probes = np.linspace(0, len(source) - 1, size).astype(int)
+
+def labels_of(source: Source, records: np.ndarray) -> list[int]:
+    """Returns the labels of records, read where they are unknown, if they can be read."""
+    places = records.astype(int)
     if (known := getattr(source, "record_labels", None)) is not None:
-        return known[probes].tolist()
+        return known[places].tolist()
     label = partial(label_of, num_classes=len(source.info["class_names"]))
     read = partial(read_row, source, transform=label, skip=True)
-    return [number for number, problem in in_threads(read, probes.tolist()) if not problem]
+    return [number for number, problem in in_threads(read, places.tolist()) if not problem]
 
 
 def checked_pixels(image: Any, others: str = "a path, an image of Pillow") -> np.ndarray:
@@ -110,7 +116,7 @@ def by_class(source: LabelledImages) -> bool:
     Classes may come in any order. Where most of the images read are the only one of their class,
     their labels must rise, because in an order without repeats each class has one place.
     """
-    labels = labels_of(source, ORDER_PROBES)
+    labels = labels_of(source, np.linspace(0, len(source) - 1, min(ORDER_PROBES, len(source))))
     classes = len(set(labels))
     if sum(a != b for a, b in itertools.pairwise(labels)) >= classes:
         return False  # a class lies in two places
@@ -145,6 +151,10 @@ class Subset(LabelledImages):
     @property
     def contents(self) -> np.ndarray:
         return self.source.contents[self.records]
+
+    @property
+    def labels_to_read(self) -> bool:
+        return self.source.labels_to_read
 
     def files(self) -> Sequence[str]:
         return getattr(self.source, "files", tuple)()
@@ -214,7 +224,7 @@ def check_seen(train: str, seen: Collection[str], wanted: Iterable[str], advice:
     if lacking := [name for name in wanted if name not in known]:
         advice = advice or "name classes alike in all splits, or remove these from every split"
         raise BadInputError(
-            f"split {train} has no image of {len(lacking)} of {len({*known, *lacking})} classes "
+            f"split {train} has no example of {len(lacking)} of {len({*known, *lacking})} classes "
             f"({names_text(lacking)}); {advice} (it has {names_text([*known]) or 'none'})"
         )
 

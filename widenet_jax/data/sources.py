@@ -27,6 +27,7 @@ from widenet_jax.data.labelled import (
     by_class,
     check_class_names,
     check_seen,
+    known_labels,
     labels_of,
     left_out_text,
     names_text,
@@ -38,6 +39,7 @@ from widenet_jax.files import TOKENIZER, may_replace, split_checkpoint
 from widenet_jax.specs import PYTHON, resolve, source_spec, task_spec
 
 WINDOWS_AT_ONCE = 64
+LABELS_READ = 1024  # of a packed set, at the start of a run
 SOURCE_PARTS = ("info", "describe", "__len__", "__getitem__")
 STREAM_PARTS = ("read_windows", "bytes_per_token", "words_per_token", "text")
 TAKEN = OF_THE_RUN | {"environment", "result"}  # keys of no `info`
@@ -254,6 +256,7 @@ def open_splits(
     check_rows(train, evaluation, data)
     if isinstance(train, LabelledImages):
         evaluation = with_classes_of(train, evaluation, data)
+    check_evaluated(train, evaluation, data)
     return train, evaluation
 
 
@@ -327,6 +330,25 @@ def with_classes_of(
     return relabelled(evaluation, names, [index[name] for name in theirs])
 
 
+def check_evaluated(train: Source, evaluation: Source, data: Mapping[str, Any]) -> None:
+    """Raises BadInputError where evaluation has examples of a class, and training has none.
+
+    Labels of packed sets are read: all of a small set, a sample of a larger one, in which both
+    splits must have some class in common. `check` reads all.
+    """
+    names, splits = train.info.get("class_names", ()), (train, evaluation)
+    labels = [known_labels(source) for source in splits]
+    if reads := all(getattr(source, "labels_to_read", False) for source in splits):
+        rng = np.random.default_rng(0)
+        orders = [rng.permutation(len(source))[:LABELS_READ] for source in splits]
+        labels = [labels_of(source, order) for source, order in zip(splits, orders, strict=True)]
+    if not names or any(known is None for known in labels):
+        return
+    seen, wanted = ([names[k] for k in np.unique(known) if k >= 0] for known in labels)
+    if not (reads and len(train) > LABELS_READ and {*seen} & {*wanted}):
+        check_seen(data["train_split"], seen, wanted, getattr(train, "split_advice", ""))
+
+
 def unigram_entropy(counts: np.ndarray) -> float:
     """Returns the entropy, in nats, of ids that occur `counts` times: integers [V].
 
@@ -358,7 +380,7 @@ def class_counts(source: Source) -> tuple[int, ...]:
     An example that cannot be read counts for no class.
     """
     classes = len(source.info["class_names"])
-    return tuple(np.bincount(labels_of(source), minlength=classes).tolist())
+    return tuple(np.bincount(labels_of(source, np.arange(len(source))), minlength=classes).tolist())
 
 
 def missing_classes(source: Source) -> tuple[str, ...]:
@@ -366,9 +388,7 @@ def missing_classes(source: Source) -> tuple[str, ...]:
 
     A source with `named_labels` knows its labels, but may lack classes.
     """
-    labels = getattr(source, "record_labels", None)
-    labels = getattr(source, "named_labels", None) if labels is None else labels
-    if labels is None:
+    if (labels := known_labels(source)) is None:
         return ()
     present, names = set(labels.tolist()), source.info.get("class_names", ())
     return tuple(name for label, name in enumerate(names) if label not in present)

@@ -92,19 +92,19 @@ def test_quoted_tabs(tmp_path: Path, capsys):
 
 def test_tables_without_labels(tmp_path: Path, capsys):
     """GLUE's folders pass; texts in columns of another name, and labels in none, are mistakes."""
-    write(tmp_path / "train.tsv", "sentence\tlabel\na\tno\nd\tno \nc\tNo\nc\tno\n")
+    write(tmp_path / "train.tsv", "sentence\tlabel\na\tno\nd\tno \nc\tNo\nc\tno\ne\tyes\nf\tyes\n")
     write(tmp_path / "dev.tsv", "sentence\tlabel\na\tno\nb\tno \nc\tno\nd\tyes\n")
     unlabelled = write(tmp_path / "test.tsv", "index\tsentence\n0\ta\n")
     assert run("check", tmp_path) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}/dev.tsv: labels: 2, with 1 ('yes') to 3 ('no') rows",
-        f"{tmp_path}/train.tsv: labels: 2, with 1 ('No') to 3 ('no') rows",
+        f"{tmp_path}/train.tsv: labels: 3, with 1 ('No') to 3 ('no') rows",
         f"{tmp_path}/train.tsv: 'No' and 'no' differ only in spelling: if they mean the same, "
         "write them alike in the table",
         f"{tmp_path}/train.tsv: texts whose rows have different labels: 1",
-        f"{tmp_path}/train.tsv: 4 of 4 texts are in {tmp_path}/dev.tsv too",
+        f"{tmp_path}/train.tsv: 4 of 6 texts are in {tmp_path}/dev.tsv too",
         f"{unlabelled}: no label column: not for training",
-        f"{tmp_path}: 3 files, 8 documents, rows and questions; 0 problems",
+        f"{tmp_path}: 3 files, 10 documents, rows and questions; 0 problems",
     ]
     other = write(tmp_path / "other.tsv", "review\tstars\na\t1\n")
     assert check(capsys, other) == [

@@ -138,7 +138,7 @@ def test_a_class_may_be_missing_in_evaluation_and_is_named(folder):
 
 def test_a_class_without_training_images_is_refused(folder):
     shutil.rmtree(folder / "train" / "ant")
-    with pytest.raises(BadInputError, match=r"train has no image of 1 of 2 classes \(ant\)"):
+    with pytest.raises(BadInputError, match=r"train has no example of 1 of 2 classes \(ant\)"):
         open_data(config_of(folder))
 
 

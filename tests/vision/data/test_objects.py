@@ -136,7 +136,7 @@ def test_another_class_than_those_of_the_training_split():
 
 def test_a_class_without_a_training_example_is_refused():
     """As of a folder, where the labels are read."""
-    words = r"no image of 1 of 3 classes \(0\); name the classes by an attribute data.classes, or"
+    words = r"no example of 1 of 3 classes \(0\); name the classes by an attribute data.classes, or"
     with pytest.raises(BadInputError, match=words):
         open_data(SOURCE, splits=([(GREY, 1), (GREY, 2)], [(GREY, 1)]))
 
@@ -166,7 +166,7 @@ def test_classes_of_the_evaluation_split_go_by_name():
 
     assert labels("cat", "dog") == [0, 1]
     assert labels("dog", "cat") == labels("dog") == [1, 1]
-    with pytest.raises(BadInputError, match=r"no image of 1 of 3 classes \(cow\)"):
+    with pytest.raises(BadInputError, match=r"no example of 1 of 3 classes \(cow\)"):
         labels("cow", "dog")
 
 

@@ -80,7 +80,7 @@ def test_image_folder_with_other_classes_in_one_split(tmp_path, capsys):
     assert "val has no image of cat" in capsys.readouterr().out
     assert read_back(tmp_path / "out", "val") == (("cat", "dog"), [(1, photo(1))])
     make_folder(tmp_path / "in", val_eel_x=photo(1))
-    assert "train has no image of 1 of 3 classes (eel)" in refused(
+    assert "train has no example of 1 of 3 classes (eel)" in refused(
         capsys, *packing, tmp_path / "other"
     )
     assert not (tmp_path / "other").exists()

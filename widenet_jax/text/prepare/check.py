@@ -1,5 +1,6 @@
 """Reading of text files to their ends, to name all that a preparation or a run would refuse."""
 
+import os
 import reprlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,9 @@ from widenet_jax.config.parser import Options
 from widenet_jax.corpus.files import first_bytes
 from widenet_jax.corpus.inputs import files_below
 from widenet_jax.corpus.readers import Input, detect, texts
+from widenet_jax.data.blocks import tried
 from widenet_jax.data.checks import Check, Checked, run_checks
+from widenet_jax.data.labelled import check_seen
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.files import READERS, suffix_of
 from widenet_jax.text.data.squad import read_questions
@@ -42,17 +45,23 @@ def check(path: str, options: Options) -> Checked:
     place = epath.Path(path)
     files = sorted(files_below(place)) if place.is_dir() else [path]
     columns = {name: getattr(options, name) for name in COLUMNS}
-    count, problems, unlabelled, notes, seen = 0, {}, {}, [], {}
+    count, problems, unlabelled, notes, seen, labels = 0, {}, {}, [], {}, {}
     for file in tqdm.tqdm(files, desc="check", unit="file"):
         bad: list[str] = []
         try:
-            count += read(file, columns, options.format, bad, notes, seen)
+            count += read(file, columns, options.format, bad, notes, seen, labels)
         except MissingColumnError as error:
             found = unlabelled.setdefault(file, []) if error.field == "label_column" else bad
             found.append(str(error).replace("--config.data.", "--"))
         except BadInputError as error:
             bad += getattr(error, "problems", [str(error)])
         problems[file] = bad
+    for file, found in labels.items():
+        folder = os.path.dirname(file)
+        train = [one for one in labels if one.startswith(os.path.join(folder, "train"))]
+        known = sorted(set().union(*(labels[one] for one in train)))
+        if train and (problem := tried(check_seen, "train", known, found, kind=BadInputError)[1]):
+            problems[file].append(f"{file}: {problem}")
     what = f"{len(files):,} files, {count:,} documents, rows and questions"
     of_tables = [line for file in files if suffix_of(file) in TABLES for line in problems[file]]
     if any(" row " in line for line in of_tables):
@@ -72,6 +81,7 @@ def read(
     bad: list[str],
     notes: list[str],
     seen: dict[int, str],
+    labels: dict[str, list[str]],
 ) -> int:
     """Reads one file; returns how many documents, rows or questions it has.
 
@@ -82,6 +92,7 @@ def read(
       bad: receives a line for each mistake.
       notes: receives a line on what may be one.
       seen: receives the hash of each text (and its pair) in a table, with the first file of it.
+      labels: receives the labels of a table.
 
     Raises:
       BadInputError: a mistake after which the file cannot be read on.
@@ -100,7 +111,8 @@ def read(
             (high, most), (low, least) = counts[0], counts[-1]
             of = f"{least:,} ({reprlib.repr(low)}) to {most:,} ({reprlib.repr(high)}) rows"
             notes.append(f"{path}: labels: {len(counts):,}, with {of}")
-        lines = doubts(rows, sorted({row.label for row in rows}))
+        labels[path] = sorted({row.label for row in rows})
+        lines = doubts(rows, labels[path])
         notes += [f"{path}: {line.replace('config.data.', '--')}" for line in lines]
         firsts = [seen.setdefault(hash(row[:2]), path) for row in rows]
         for other, same in Counter(first for first in firsts if first != path).items():

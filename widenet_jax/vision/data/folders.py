@@ -14,7 +14,7 @@ import numpy as np
 
 from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import LabelledImages, check_class_names, counts_text
+from widenet_jax.data.labelled import LabelledImages, check_class_names, counts_text, names_text
 from widenet_jax.data.records import MANIFEST
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
 from widenet_jax.data.splits import check_split, parse_slice, slice_of
@@ -96,6 +96,11 @@ class ImageFolder(LabelledImages):
             return not divided or holdout.holds(name) == (split == holdout.eval_split)
 
         names = {unicodedata.normalize("NFC", name): name for name in _subfolders(folder)}
+        if odd := [name for name in _subfolders(folder) if name not in names.values()]:
+            raise BadInputError(
+                f"{folder}: two folders have the name {odd[0]}, one with composed letters and one "
+                "with decomposed ones; move the images of both into one"
+            )
         found = {name: _contents(folder / names[name], names[name]) for name in sorted(names)}
         if divided:  # an empty folder is no class; in a split's own folder it may be a broken copy
             found = {name: contents for name, contents in found.items() if any(contents)}
@@ -114,6 +119,12 @@ class ImageFolder(LabelledImages):
         others = {name: f"{kind} in no class" for name, kind in beside.items() if kind != "folder"}
         for name, (images, rest) in found.items():
             others |= rest
+            inner = [file for file, kind in rest.items() if kind == "folder in a class"]
+            if inner and not images and _contents(place := folder / inner[0], inner[0])[0]:
+                raise BadInputError(
+                    f"{place}: images lie in this folder in the folder of a class; move them into "
+                    f"{place.parent} itself, or name the folder that holds the class folders"
+                )
             if divided and not images:
                 raise BadInputError(
                     f"{folder / names[name]}: no image in it ({', '.join(IMAGE_SUFFIXES)}), but "
@@ -130,6 +141,13 @@ class ImageFolder(LabelledImages):
             self.split_advice = holdout.split_advice(root)
         if divided and holdout.fraction < 1:
             total = sum(len(images) for images, _ in found.values())
+            beside = [] if folder == Path(root) else _subfolders(Path(root))
+            unused = [name for name in beside if _has_classes(Path(root, name))]
+            if unused := [name for name in unused if name != folder.name]:
+                self.note = (
+                    f"{root}: {holdout.eval_split} is a part of {folder.name}; not used: "
+                    f"{names_text(unused)} (--config.data.eval_split={unused[0]} evaluates it)"
+                )
             self.part_of = (
                 f"of {total:,}: --{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
             )
@@ -278,7 +296,13 @@ def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]
             f"slice takes a part of one), or take slices of images in {root}/{split}/CLASS; all "
             f"images are evaluated with --{holdout.field}=1 alone"
         )
-    train = root / holdout.train_split
+    train, evaluation = root / holdout.train_split, root / holdout.eval_split
+    if _has_classes(train) and evaluation.is_dir() and _contents(evaluation, "-")[0]:
+        raise BadInputError(
+            f"{evaluation}: has no class folders, so images of {train} would be evaluated in its "
+            f"place; move its images into {evaluation}/CLASS/, or rename it, to hold out images of "
+            f"{train} by --{holdout.field}={holdout.fraction:g}"
+        )
     return (train if _has_classes(train) else root), True
 
 

@@ -160,7 +160,12 @@ def channels_of(examples: Any) -> int:
 def given_classes(examples: Any) -> list[Any]:
     """Returns the `classes` of an object, a list or an array; [] where it has none."""
     classes = getattr(examples, "classes", None)
-    return [] if classes is None else list(classes)
+    classes = [] if classes is None else list(classes)
+    if not any(isinstance(names, tuple) for names in classes):
+        return classes
+    # torchvision's ImageNet: tuples of synonyms, and two of them are ("crane",).
+    names = [", ".join(map(str, names)) for names in classes]
+    return [f"{one} ({k})" if names.count(one) > 1 else one for k, one in enumerate(names)]
 
 
 def labels_of(examples: Any) -> list[Any]:

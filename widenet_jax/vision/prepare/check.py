@@ -3,9 +3,9 @@
 import hashlib
 import mimetypes
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import tqdm
 
@@ -18,7 +18,7 @@ from widenet_jax.data.sources import open_splits
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.vision.data.files import decode
 from widenet_jax.vision.data.folders import ImageFolder, kind_left_out, read_photo, walk
-from widenet_jax.vision.prepare import packing
+from widenet_jax.vision.prepare import archives, arrays, packing
 
 ADVICE = (
     "replace or remove them, or train with --config.data.on_bad_example=skip (configs/finetune.py "
@@ -40,6 +40,14 @@ def check(path: str, options: Options) -> Checked | None:
             images.append(file)
     if not images and not left_out:
         raise BadInputError(f"{path}: an empty folder, so there is nothing to check")
+    readers = (
+        {} if images else {file: reader_of(file) for file in left_out if not _hidden(file, path)}
+    )
+    if reader := next(filter(None, readers.values()), ""):
+        rest = [f"{file}: left out" for file in readers if readers[file] != reader]
+        return check_pack(
+            reader, [file for file in readers if readers[file] == reader], path, options, rest
+        )
     if not images and not all(_hidden(file, path) or _is_image(file) for file in left_out):
         return None
     bar = tqdm.tqdm(images, desc="check", unit="image")
@@ -47,23 +55,66 @@ def check(path: str, options: Options) -> Checked | None:
     problems = {file: [line] for file, line in zip(images, found, strict=True) if line}
     notes = [f"{file}: left out ({kind})" for file, kind in left_out.items()]
     notes += [f"{file}: an empty folder" for file in empty]
-    notes += class_notes([file for file in images if not _hidden(file, path)], path)
+    visible = [file for file in images if not _hidden(file, path)]
+    notes += class_notes(visible, path)
     if copies := sorted(sorted(files) for files in same.values() if len(files) > 1):
         names = names_text([names_text(files, " = ") for files in copies], "; ")
         notes.append(
             f"{path}: images with copies, which evaluation may get: {len(copies):,} ({names})"
         )
-    config = load_config("configs/finetune.py")
-    config.data.path = path
-    splits, refusal = tried(open_splits, config, dict(config.data), None, kind=BadInputError)
-    if refusal and os.path.isdir(os.path.join(path, config.data.train_split)):
-        problems[path] = [refusal]
-    elif refusal and len(set(map(os.path.dirname, images))) > 1:
-        notes.append(f"{path}: not for training: {refusal}")
+    config, splits, refusals = load_config("configs/finetune.py"), {}, []
+    train, evaluation = config.data.train_split, config.data.eval_split
+    top = {os.path.relpath(file, path).split(os.sep)[0] for file in visible}
+    folders = {name for name in top if os.path.isdir(os.path.join(path, name))}
+    divided = train in folders
+    for name in sorted(folders - {train} if divided else ()) or [evaluation]:
+        data = {**config.data, "path": path, "eval_split": name}
+        opened, refusal = tried(open_splits, config, data, None, kind=BadInputError)
+        splits |= {} if refusal else {train: opened[0], name: opened[1]}
+        refusals += [refusal] if refusal else []
+    if not divided and len(folders) > 1:
+        notes += [f"{path}: not for training: {refusal}" for refusal in refusals]
+    advice = ADVICE + verdict([*splits.values()], problems, config.data.max_bad_fraction)
+    advice = {"advice": advice} if problems else {}
+    problems |= {path: refusals} if divided else {}
     what = f"{len(images):,} images"
     if left_out:
         what += f", {left_out_text(Counter(left_out.values()))}"
-    return Checked(what, problems, notes, ADVICE + verdict(splits or (), problems, config))
+    return Checked(what, problems, notes, **advice)
+
+
+def reader_of(file: str) -> str:
+    """Returns the packer's reader of a file that holds many images; "" of other files."""
+    archives.refuse_pickles(os.path.abspath(file), file)
+    name = os.path.basename(file).lower()
+    if name.endswith(".npz"):
+        return "arrays:read_npz"
+    if name.endswith(".parquet"):
+        return "arrays:read_parquet" if arrays.image_column(file) else ""
+    if not re.search(r"\.(tar(\.\w+)?|tgz)$", name):
+        return ""
+    return "archives:read_" + ("cifar10_binary" if archives.is_cifar10(file) else "tar")
+
+
+def check_pack(
+    reader: str, files: Sequence[str], place: str, options: Options, notes: Sequence[str]
+) -> Checked:
+    """Reads files of many images as a packer does; their names begin with their splits."""
+    splits: dict[str, list[str]] = {}
+    for file in files:  # train_1.npz, train-00000-of-00002.parquet
+        split = re.match("[a-z]*", os.path.basename(file).lower())[0]
+        splits.setdefault(split or place, []).append(file)
+    found = packing.read_set(
+        Options(
+            reader=f"widenet_jax.vision.prepare.{reader}",
+            input=files[0] if "cifar10" in reader else splits,
+            labels=options.labels,
+            image_column=arrays.image_column(files[0]) if "parquet" in reader else "",
+            label_column=options.label_column or "label",
+        )
+    )
+    found.notes = [*notes, *found.notes]
+    return check_converted(found, place)
 
 
 def class_notes(images: Sequence[str], path: str) -> list[str]:
@@ -82,13 +133,13 @@ def class_notes(images: Sequence[str], path: str) -> list[str]:
     return notes
 
 
-def verdict(splits: tuple[ImageFolder, ...], problems: Collection[str], config: Any) -> str:
+def verdict(splits: Sequence[ImageFolder], problems: Collection[str], limit: float) -> str:
     """Says whether configs/finetune.py accepts the images of a folder that cannot be read."""
     if not splits:  # no folder to train on
         return "; more need a larger config.data.max_bad_fraction"
     bad, worst = set(map(os.path.normpath, problems)), 0.0
     for source in splits:
-        size, limit = len(source), config.data.max_bad_fraction
+        size = len(source)
         here = sum(os.path.normpath(source.describe(index)) in bad for index in range(size))
         try:
             check_bad(here, size, num_examples=max(size, 1), limit=limit, what="images")
@@ -117,6 +168,8 @@ def check_converted(found: packing.Converted, place: str) -> Checked:
     """Reads a set as a packer does, and writes nothing."""
     splits = {f"{place}, split {split}": found.checks(split) for split in found.splits}
     checked = run_checks(splits, "images")
+    if not any(found.present.values()):
+        raise BadInputError(f"{place}: no image in it")
     _, problem = tried(found.check_classes, kind=BadInputError)
     problems = {**checked.problems, place: [f"{place}: {problem}"] if problem else []}
     return checked._replace(problems=problems, notes=found.lines())

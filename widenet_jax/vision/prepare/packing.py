@@ -10,6 +10,7 @@ unpickled.
 import dataclasses
 import glob
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -80,13 +81,11 @@ class Converted:
 
     def lines(self) -> list[str]:
         """Returns the notes, and lines on classes without images and on files left out."""
-        every = dict(enumerate(self.class_names))
-        lacking = {
-            split: names_text([name for k, name in every.items() if k not in present])
-            for split, present in self.present.items()
-        }
-        lines = [f"{split} has no image of {names}" for split, names in lacking.items() if names]
-        return [*lines, *self.notes, *([left_out_text(self.left_out)] if self.left_out else [])]
+        lines, every = [*self.notes], range(len(self.class_names))
+        for split, present in self.present.items():
+            if lacking := [self.class_names[k] for k in every if k not in present]:
+                lines.append(f"{split} has no image of {names_text(lacking)}")
+        return lines + ([left_out_text(self.left_out)] if self.left_out else [])
 
 
 def read_set(options: Options) -> Converted | None:
@@ -177,12 +176,16 @@ def examples_of(source: LabelledImages, labels: Sequence[int]) -> Iterator[tuple
 # --- Checks that readers share --------------------------------------------------------------------
 
 
-def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
+def split_files(splits: Sequence[str] | Mapping[str, list[str]]) -> Mapping[str, list[str]]:
     """Maps --split=NAME=FILE[,FILE...] options to {name: [file]}, wildcards expanded.
+
+    A mapping is returned as it is.
 
     Raises:
       BadInputError: an option of another form, or without a file.
     """
+    if isinstance(splits, Mapping):
+        return splits
     found: dict[str, list[str]] = {}
     for option in splits:
         name, separator, patterns = option.partition("=")
@@ -194,6 +197,11 @@ def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
                 raise BadInputError(f"--split {option}: no file {pattern}")
             found.setdefault(name, []).extend(matching)
     return found
+
+
+def composed(label: Any) -> Any:
+    """Returns a label, a text in composed letters (NFC), as `folders` has classes."""
+    return unicodedata.normalize("NFC", label) if isinstance(label, str) else label
 
 
 def check_labels(labels: np.ndarray, where: str, num_classes: int, first: int = 0) -> None:

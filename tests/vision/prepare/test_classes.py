@@ -1,0 +1,222 @@
+"""Classes that only one split has are refused by every packer and source; fewer are named.
+
+The cases are checked against the packers' and sources' own tables: a new entry needs a case here.
+"""
+
+import argparse
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import tensorflow_datasets  # noqa: F401 (see tests/data/test_shards.py)
+from preparing import (
+    NAMES,
+    cifar_record,
+    make_cifar,
+    make_parquet,
+    make_tar,
+    make_tfds,
+    photo,
+    refused,
+    run,
+)
+from small_runs import small_config
+from text_sets import reviews_config, write_tokenizer
+
+from widenet_jax.cli.prepare_data import COMMANDS
+from widenet_jax.data import records
+from widenet_jax.data.sources import open_data
+from widenet_jax.errors import BadInputError
+from widenet_jax.specs import task_specs
+
+Labels = Mapping[str, Sequence[int]]  # of each split
+SAME = {"train": [0, 1], "test": [1, 0]}
+FEWER = {"train": [0, 1], "test": [1]}
+OTHER = {"train": [0, 1], "test": [1, 2]}
+UNSEEN = r"split train has no example of 1 of 3 classes \(class2\); "
+
+
+def make_folder(folder: Path, labels: Labels) -> Path:
+    for split, numbers in labels.items():
+        for i, label in enumerate(numbers):
+            path = folder / split / NAMES[label] / f"{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(photo(20 * i + 90 * (split == "test")))
+    return folder
+
+
+# --- Packers --------------------------------------------------------------------------------------
+
+
+def image_folder(folder: Path, labels: Labels) -> list[object]:
+    return ["--input", make_folder(folder, labels)]
+
+
+def by_split(make: Callable[[Path, list[int]], object], end: str) -> Callable:
+    """Makes a file for each split."""
+
+    def arguments(folder: Path, labels: Labels) -> list[object]:
+        for split, numbers in labels.items():
+            make(folder / f"{split}{end}", list(numbers))
+        return [f"--split={split}={folder}/{split}{end}" for split in labels]
+
+    return arguments
+
+
+def tar(path: Path, labels: list[int]) -> None:
+    make_tar(path, {f"{NAMES[label]}/{i}.jpg": photo(i) for i, label in enumerate(labels)})
+
+
+def parquet(path: Path, labels: list[int]) -> None:
+    images = [{"bytes": photo(label)} for label in labels]
+    make_parquet(path, [NAMES[label] for label in labels], images=images)
+
+
+def npz(path: Path, labels: list[int]) -> None:
+    pixels = np.zeros((len(labels), 8, 8), np.uint8)
+    np.savez(path, images=pixels, labels=[NAMES[label] for label in labels])
+
+
+def cifar10_binary(folder: Path, labels: Labels) -> list[object]:
+    files = {"train": "data_batch_1.bin", "test": "test_batch.bin"}
+    content = {files[split]: b"".join(map(cifar_record, labels[split])) for split in labels}
+    return ["--input", make_cifar(folder / "c.tar.gz", content)]
+
+
+def tfds(folder: Path, labels: Labels) -> list[object]:
+    make_tfds(folder, {split: [labels[split]] for split in labels}, NAMES[:3])
+    return ["tiny", "--data-dir", folder]
+
+
+PACKERS = {
+    "image_folder": image_folder,
+    "tar": by_split(tar, ".tar"),
+    "parquet": by_split(parquet, ".parquet"),
+    "npz": by_split(npz, ".npz"),
+    "cifar10_binary": cifar10_binary,
+    "tfds": tfds,
+}
+
+
+def test_every_packer_has_a_case():
+    commands = argparse.ArgumentParser().add_subparsers()
+    add_parser, names = commands.add_parser, {}
+
+    def add(name: str, takes_fields: bool = False, **form: object) -> argparse.ArgumentParser:
+        names[name] = add_parser(name, **form)
+        return names[name]
+
+    commands.add_parser = add
+    for module in COMMANDS:
+        importlib.import_module(module).add_commands(commands)
+    packs = {name for name, command in names.items() if command.get_default("reader")}
+    assert packs == PACKERS.keys()
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_a_packer_refuses_classes_that_training_lacks(packer, tmp_path, capsys, monkeypatch):
+    real = importlib.import_module
+    absent = {"tensorflow": ModuleType("tensorflow")}  # of an array_record set only asked for
+    monkeypatch.setattr(
+        importlib, "import_module", lambda name, *of: absent.get(name) or real(name, *of)
+    )
+    for number, labels in enumerate((OTHER, FEWER, SAME)):
+        (folder := tmp_path / str(number)).mkdir()
+        out = ["--out", tmp_path / "out" / str(number)]
+        arguments = [packer, *PACKERS[packer](folder, labels), *out]
+        if labels is OTHER:
+            assert re.search(UNSEEN, refused(capsys, *arguments))
+            assert not (tmp_path / "out").exists()
+            continue
+        assert run(*arguments) == 0
+        told = f"test has no image of {NAMES[0]}" in capsys.readouterr().out
+        assert told == (labels is FEWER)
+
+
+# --- Sources --------------------------------------------------------------------------------------
+
+
+def folder_config(folder: Path, labels: Labels) -> dict:
+    return {"data.source": "image_folder", "data.path": str(make_folder(folder, labels))}
+
+
+def array_record(folder: Path, labels: Labels) -> dict:
+    """As earlier versions packed it, with all names of all splits."""
+    splits = {split: [(label, photo(label)) for label in some] for split, some in labels.items()}
+    records.write_set(folder / "set", splits, class_names=NAMES[:3], provenance={})
+    return {"data.source": "array_record", "data.path": str(folder / "set")}
+
+
+def tfds_config(folder: Path, labels: Labels) -> dict:
+    make_tfds(folder, {split: [labels[split]] for split in labels}, NAMES[:3])
+    return {"data.source": "tfds", "data.name": "tiny", "data.path": str(folder)}
+
+
+def table(folder: Path, labels: Labels) -> dict:
+    write_tokenizer(folder)
+    for split, some in labels.items():
+        rows = "".join(f"good\t{NAMES[label]}\n" for label in some)
+        (folder / f"{split}.tsv").write_text("sentence\tlabel\n" + rows)
+    return {}
+
+
+SOURCES = {
+    "image_folder": folder_config, "array_record": array_record, "tfds": tfds_config,
+    "table": table, "digits": None,
+}  # fmt: skip
+
+
+def test_every_source_of_classes_has_a_case():
+    specs = [spec for spec in task_specs() if "class_names" in spec.info]
+    assert {name for spec in specs for name in spec.sources} == SOURCES.keys()
+
+
+@pytest.mark.parametrize("source", [name for name in SOURCES if SOURCES[name]])
+def test_a_source_refuses_classes_that_training_lacks(source, tmp_path):
+    for number, labels in enumerate((OTHER, FEWER)):
+        (folder := tmp_path / str(number)).mkdir()
+        fields = SOURCES[source](folder, labels)
+        config = reviews_config(folder) if source == "table" else small_config(**fields)
+        config.data.eval_split = "test"
+        if labels is OTHER:
+            with pytest.raises(BadInputError, match="class2") as error:
+                open_data(config)
+            assert "\n" not in str(error.value)
+        else:
+            data = open_data(config)
+            assert [data.eval[k]["label"] for k in range(len(data.eval))] == [1]
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_python_objects_are_refused_likewise(as_list):
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    kind = type("Named", (list,), {"classes": ["a", "b", "c"]})
+    train, evaluation = kind([(grey, 0), (grey, 1)]), kind([(grey, 1), (grey, 2)])
+    if not as_list:
+        train, evaluation = [*train], [*evaluation]
+    config = small_config(**{"data.source": "python"})
+    if as_list:
+        with pytest.raises(BadInputError, match=r"no example of 1 of 3 classes \(c\)"):
+            open_data(config, splits=(train, evaluation))
+    else:
+        with pytest.raises(BadInputError, match="has the label 2, none of the 2 classes"):
+            open_data(config, splits=(train, evaluation)).eval[1]
+
+
+# --- Checks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["image_folder", "tar", "parquet", "npz", "set", "table"])
+def test_check_says_the_same(kind, tmp_path, capsys):
+    for number, labels in enumerate((OTHER, FEWER, SAME)):
+        (folder := tmp_path / str(number)).mkdir()
+        make = {"set": array_record, "table": table}.get(kind) or PACKERS[kind]
+        make(folder, labels)
+        code = run("check", folder / "set" if kind == "set" else folder)
+        out = "".join(capsys.readouterr())
+        assert code == (2 if labels is OTHER else 0), out
+        assert bool(re.search(UNSEEN, out)) == (labels is OTHER)
