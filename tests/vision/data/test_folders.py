@@ -258,6 +258,60 @@ def test_a_flat_folder_gets_advice(flat):
     assert "or name the folder that holds the class folders" in message
 
 
+# --- Splits that are there, and images in other places -------------------------------------------
+
+
+def test_an_evaluation_split_without_class_folders_is_refused(folder):
+    """As ImageNet's validation images: training images would be evaluated in their place."""
+    for image in (folder / "val").glob("*/*.*"):
+        image.rename(folder / "val" / f"{image.parent.name} {image.name}")
+    for name in ("ant", "zebra"):
+        shutil.rmtree(folder / "val" / name)
+    for fraction, words in ((0.1, "has no class folders, so images of"), (0.0, "lie in it itself")):
+        with pytest.raises(BadInputError, match=rf"^{folder}/val: .*{words}"):
+            open_data(config_of(folder, eval_fraction=fraction))
+    for image in (folder / "val").glob("*.*"):
+        image.unlink()
+    data = open_data(config_of(folder, eval_fraction=0.2))  # an empty folder is no split
+    assert len(data.train) + len(data.eval) == 4
+
+
+def test_splits_beside_training_that_are_not_used_are_named(folder):
+    shutil.move(folder / "val", folder / "valid")
+    shutil.copytree(folder / "valid", folder / "test")
+    data = open_data(config_of(folder, eval_fraction=0.2))
+    assert data.train.note == (
+        f"{folder}: val is a part of train; not used: test, valid "
+        "(--config.data.eval_split=test evaluates it)"
+    )
+    for split in ("test", "valid"):
+        data = open_data(config_of(folder, eval_fraction=0.2, eval_split=split))
+        assert len(data.eval) == 4 and not data.train.note
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_images_one_folder_too_deep_are_found(folder, fraction):
+    """As in Tiny ImageNet: CLASS/images/IMAGE."""
+    for split in ("train", "val"):
+        for name in ("ant", "zebra"):
+            (folder / split / name / "images").mkdir()
+            for image in (folder / split / name).glob("[ab].*"):
+                image.rename(folder / split / name / "images" / image.name)
+    words = (
+        rf"^{folder}/train/ant/images: images lie in .* move them into {folder}/train/ant itself"
+    )
+    with pytest.raises(BadInputError, match=words):
+        open_data(config_of(folder, eval_fraction=fraction))
+
+
+def test_two_folders_of_one_name_are_refused(folder):
+    """Composed and decomposed letters look alike; the images of one would be left out."""
+    for form in ("NFC", "NFD"):
+        (folder / "train" / unicodedata.normalize(form, "é")).mkdir()
+    message = refused({"source": "image_folder", "path": str(folder)}, "train")
+    assert "two folders have the name" in message and "one with composed letters" in message
+
+
 # --- A folder as people keep them -----------------------------------------------------------------
 
 

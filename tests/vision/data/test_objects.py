@@ -170,6 +170,16 @@ def test_classes_of_the_evaluation_split_go_by_name():
         labels("cow", "dog")
 
 
+def test_classes_may_be_tuples_of_synonyms():
+    """As of torchvision's ImageNet, where a bird and a machine are both ("crane",)."""
+    classes = [("tench", "Tinca tinca"), ("crane",), ("hen",), ("crane",)]
+    kind = type("ImageNet", (list,), {"classes": classes})
+    train = kind([(GREY + k, k) for k in range(4)])
+    data = open_data(SOURCE, splits=(train, kind([(GREY + 9, 3), (GREY + 8, 0)])))
+    assert data.train.class_names == ("tench, Tinca tinca", "crane (1)", "hen", "crane (3)")
+    assert [data.eval[k]["label"] for k in range(2)] == [3, 0]
+
+
 def test_a_run_knows_its_examples_by_length_classes_and_content():
     def info(train: list, evaluation: list) -> dict:
         return dict(open_data(SOURCE, splits=(train, evaluation), hashed=True).data_info.info)

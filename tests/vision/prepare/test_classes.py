@@ -6,6 +6,7 @@ The cases are checked against the packers' and sources' own tables: a new entry 
 import argparse
 import importlib
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from preparing import (
     NAMES,
     cifar_record,
     make_cifar,
+    make_npz,
     make_parquet,
     make_tar,
     make_tfds,
@@ -32,6 +34,7 @@ from widenet_jax.data import records
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.specs import task_specs
+from widenet_jax.vision.data.packed import ArrayRecord
 
 Labels = Mapping[str, Sequence[int]]  # of each split
 SAME = {"train": [0, 1], "test": [1, 0]}
@@ -56,7 +59,7 @@ def image_folder(folder: Path, labels: Labels) -> list[object]:
     return ["--input", make_folder(folder, labels)]
 
 
-def by_split(make: Callable[[Path, list[int]], object], end: str) -> Callable:
+def by_split(make: Callable[[Path, list], object], end: str) -> Callable:
     """Makes a file for each split."""
 
     def arguments(folder: Path, labels: Labels) -> list[object]:
@@ -67,18 +70,22 @@ def by_split(make: Callable[[Path, list[int]], object], end: str) -> Callable:
     return arguments
 
 
-def tar(path: Path, labels: list[int]) -> None:
-    make_tar(path, {f"{NAMES[label]}/{i}.jpg": photo(i) for i, label in enumerate(labels)})
+def named(label: int | str) -> str:
+    return label if isinstance(label, str) else NAMES[label]
 
 
-def parquet(path: Path, labels: list[int]) -> None:
-    images = [{"bytes": photo(label)} for label in labels]
-    make_parquet(path, [NAMES[label] for label in labels], images=images)
+def tar(path: Path, labels: Sequence[int | str]) -> None:
+    make_tar(path, {f"{named(label)}/{i}.jpg": photo(i) for i, label in enumerate(labels)})
 
 
-def npz(path: Path, labels: list[int]) -> None:
+def parquet(path: Path, labels: Sequence[int | str]) -> None:
+    images = [{"bytes": photo(k)} for k in range(len(labels))]
+    make_parquet(path, [*map(named, labels)], images=images)
+
+
+def npz(path: Path, labels: Sequence[int | str]) -> None:
     pixels = np.zeros((len(labels), 8, 8), np.uint8)
-    np.savez(path, images=pixels, labels=[NAMES[label] for label in labels])
+    np.savez(path, images=pixels, labels=[*map(named, labels)])
 
 
 def cifar10_binary(folder: Path, labels: Labels) -> list[object]:
@@ -207,6 +214,22 @@ def test_python_objects_are_refused_likewise(as_list):
             open_data(config, splits=(train, evaluation)).eval[1]
 
 
+def test_names_of_composed_and_decomposed_letters_are_one_class(tmp_path):
+    """Systems store é as one character or as two; so do tar archives, .npz and parquet files."""
+    forms = {form: unicodedata.normalize(form, "bébé") for form in ("NFC", "NFD")}
+    for packer in ("tar", "parquet", "npz"):
+        (folder := tmp_path / packer).mkdir()
+        for split, name in zip(("train", "test"), forms.values(), strict=True):
+            make_named = {"tar": tar, "parquet": parquet, "npz": npz}[packer]
+            make_named(folder / f"{split}.{packer}", [name, "ant"])
+        splits = [f"--split={split}={folder}/{split}.{packer}" for split in ("train", "test")]
+        assert run(packer, *splits, "--out", folder / "out") == 0
+        for split in ("train", "test"):
+            source = ArrayRecord(str(folder / "out"), split)
+            assert source.class_names == ("ant", forms["NFC"])
+            assert [source[k]["label"] for k in range(2)] == [1, 0]
+
+
 # --- Checks ---------------------------------------------------------------------------------------
 
 
@@ -220,3 +243,30 @@ def test_check_says_the_same(kind, tmp_path, capsys):
         out = "".join(capsys.readouterr())
         assert code == (2 if labels is OTHER else 0), out
         assert bool(re.search(UNSEEN, out)) == (labels is OTHER)
+
+
+def test_files_of_many_images_are_checked_as_such(tmp_path, capsys):
+    """Each with an image that cannot be read; a CIFAR-10 archive, too, and none of pickles."""
+    make_tar(tmp_path / "a.tar.gz", {"ant/1.jpg": photo(1), "bee/2.jpg": b"x"}, "w:gz")
+    make_npz(tmp_path / "a.npz", jpeg=np.frombuffer(photo(0)[:-9] + b"x" * 9 + photo(1), np.uint8))
+    images = [{"bytes": photo(1)}, {"bytes": b"x"}]
+    make_parquet(tmp_path / "a.parquet", ["ant", "bee"], images=images)
+    for name, place in (
+        ("a.tar.gz", "a.tar.gz:bee/2.jpg"),
+        ("a.npz", "image 0 of a"),
+        ("a.parquet", "a.parquet record 1"),
+    ):
+        assert run("check", tmp_path / name) == 2
+        out = capsys.readouterr().out
+        assert f"{place}: " in out and f"{tmp_path}/{name}: 2 images; 1 problems" in out, out
+    whole = make_cifar(tmp_path / "cifar-10-binary.tar.gz")
+    assert run("check", whole) == 2
+    assert "train has no example of 1 of 2 classes (class4)" in "".join(capsys.readouterr())
+    pickles = {"cifar-10-batches-py/data_batch_1": b"\x80\x02"}
+    archive = make_tar(tmp_path / "cifar-10-python.tar.gz", pickles, "w:gz")
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"\x80\x02")
+    for place in (archive, tmp_path / "cifar-10-batches-py"):
+        assert "CIFAR's version for Python, of pickles" in refused(capsys, "check", place)
+    packing = ["tar", f"--split=train={archive}", "--out", tmp_path / "out"]
+    assert "take cifar-10-binary.tar.gz" in refused(capsys, *packing)
