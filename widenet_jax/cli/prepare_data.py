@@ -41,9 +41,11 @@ COMMANDS = (
 )
 CHECK = """Reads data to its end and names all that training or a preparation could not read.
 
-PATH is an image or a folder with images; a set that this command has prepared; or a text file or a
-folder of them, all but hidden files: text, JSON lines and parquet as the commands text and stream
-read them, .tsv and .csv tables (with --label_column also the others), and SQuAD's JSON. A table
+PATH is an image or a folder with images; files of many images (.tar, .npz, .parquet), whose names
+begin with their splits; a set that this command has prepared; or a text file or a folder of them,
+all but hidden files: text, JSON lines and parquet as the commands text and stream read them, .tsv
+and .csv tables (with --label_column also the others), and SQuAD's JSON. Where a training split lies
+among others, a class that it lacks is a mistake, as in a run. A table
 that has texts but no label column, as GLUE's test.tsv, is named and passes, unless no table has the
 given --label_column. A language model of bytes reads text of any encoding."""
 COLUMNS = ("text_column", "pair_column", "label_column")

@@ -25,9 +25,10 @@ from typing import Any
 from array_record.python import array_record_module
 from etils import epath
 
+from widenet_jax.data.blocks import tried
 from widenet_jax.data.input_files import read_input
 from widenet_jax.errors import BadInputError, check_format, first_line
-from widenet_jax.files import parse_json, readable, write_json
+from widenet_jax.files import parse_json, read_object, readable, write_json
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
@@ -203,11 +204,7 @@ def new_set(
 
 def stored_object(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file; {} if there is none."""
-    try:
-        value = parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return tried(read_object, epath.Path(path), kind=BadInputError)[0] or {}
 
 
 def write_set(

@@ -108,6 +108,21 @@ def test_another_text_of_the_same_size_is_noticed(tmp_path: Path, capsys):
     assert "other inputs" in refused(capsys, *arguments)
 
 
+def test_a_set_stays_until_another_is_whole(tmp_path: Path, capsys):
+    text, out = write(tmp_path / "a.txt", "One. Two."), tmp_path / "out"
+    options = ("--max_length=16", "--valid", text)
+    assert prepare(text, out, *options) == 0
+    before = read_set(out)
+    bad = write(tmp_path / "b.txt", b"Three \xff.")
+    arguments = ("text", text, bad, "--out", out, "--tokenizer", FOLDER, *options, "--workers=1")
+    assert "b.txt line 1" in refused(capsys, *arguments, "--overwrite")
+    assert {name: (out / name).read_bytes() for name in before} == before
+    assert "--overwrite" in refused(capsys, *arguments)
+    write(bad, "Three.")
+    assert run(*arguments, "--overwrite") == 0
+    assert len(read_set(out)) == len(before) + 1 and not list(out.glob(".*"))
+
+
 def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, capsys):
     text, out = write(tmp_path / "a.txt", "One. Two."), tmp_path / "out"
     out.mkdir()

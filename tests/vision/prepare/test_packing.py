@@ -214,6 +214,7 @@ def test_overwriting_is_asked_for_and_atomic(tmp_path, capsys):
     assert "pass --overwrite" in refused(capsys, *options("b.npz"))
     refused(capsys, *options("bad.npz"), "--overwrite")
     assert len(read_back(out)[1]) == 2  # a failed attempt leaves the old set intact
+    assert not list(out.glob(".*"))
     assert run(*options("b.npz"), "--overwrite") == 0
     assert read_back(out)[1] == [(1, photo(3))] and len(list(out.iterdir())) == 2
     (tmp_path / "home").mkdir()

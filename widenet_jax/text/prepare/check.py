@@ -57,10 +57,9 @@ def check(path: str, options: Options) -> Checked:
             bad += getattr(error, "problems", [str(error)])
         problems[file] = bad
     for file, found in labels.items():
-        folder = os.path.dirname(file)
-        train = [one for one in labels if one.startswith(os.path.join(folder, "train"))]
-        known = sorted(set().union(*(labels[one] for one in train)))
-        if train and (problem := tried(check_seen, "train", known, found, kind=BadInputError)[1]):
+        train = os.path.join(os.path.dirname(file), "train")
+        known = sorted({name for one in labels if one.startswith(train) for name in labels[one]})
+        if known and (problem := tried(check_seen, "train", known, found, kind=BadInputError)[1]):
             problems[file].append(f"{file}: {problem}")
     what = f"{len(files):,} files, {count:,} documents, rows and questions"
     of_tables = [line for file in files if suffix_of(file) in TABLES for line in problems[file]]

@@ -95,12 +95,7 @@ class ImageFolder(LabelledImages):
         def inside(name: str) -> bool:
             return not divided or holdout.holds(name) == (split == holdout.eval_split)
 
-        names = {unicodedata.normalize("NFC", name): name for name in _subfolders(folder)}
-        if odd := [name for name in _subfolders(folder) if name not in names.values()]:
-            raise BadInputError(
-                f"{folder}: two folders have the name {odd[0]}, one with composed letters and one "
-                "with decomposed ones; move the images of both into one"
-            )
+        names = _class_folders(folder)
         found = {name: _contents(folder / names[name], names[name]) for name in sorted(names)}
         if divided:  # an empty folder is no class; in a split's own folder it may be a broken copy
             found = {name: contents for name, contents in found.items() if any(contents)}
@@ -109,7 +104,7 @@ class ImageFolder(LabelledImages):
         if loose > sum(len(images) for images, _ in found.values()):
             raise BadInputError(
                 f"{folder}: {loose:,} images lie in it itself, which is right for the folder of a "
-                "class; it must hold a folder for each class (is config.data.path one too deep?)"
+                "class; it must hold a folder for each class (or is config.data.path one too deep?)"
             )
         if not found:
             raise BadInputError(
@@ -119,17 +114,12 @@ class ImageFolder(LabelledImages):
         others = {name: f"{kind} in no class" for name, kind in beside.items() if kind != "folder"}
         for name, (images, rest) in found.items():
             others |= rest
-            inner = [file for file, kind in rest.items() if kind == "folder in a class"]
-            if inner and not images and _contents(place := folder / inner[0], inner[0])[0]:
-                raise BadInputError(
-                    f"{place}: images lie in this folder in the folder of a class; move them into "
-                    f"{place.parent} itself, or name the folder that holds the class folders"
-                )
-            if divided and not images:
+            there = "" if images else _images_below(folder, rest)
+            if not images and (divided or there):
                 raise BadInputError(
                     f"{folder / names[name]}: no image in it ({', '.join(IMAGE_SUFFIXES)}), but "
-                    f"other files ({counts_text(Counter(rest.values()))}); convert or remove "
-                    "them, or name the folder that holds the class folders"
+                    f"other files ({counts_text(Counter(rest.values()))}){there}; move, convert or "
+                    "remove them, or name the folder that holds the class folders"
                 )
         self.class_names = tuple(found)
         check_class_names(self.class_names, folder)
@@ -141,13 +131,7 @@ class ImageFolder(LabelledImages):
             self.split_advice = holdout.split_advice(root)
         if divided and holdout.fraction < 1:
             total = sum(len(images) for images, _ in found.values())
-            beside = [] if folder == Path(root) else _subfolders(Path(root))
-            unused = [name for name in beside if _has_classes(Path(root, name))]
-            if unused := [name for name in unused if name != folder.name]:
-                self.note = (
-                    f"{root}: {holdout.eval_split} is a part of {folder.name}; not used: "
-                    f"{names_text(unused)} (--config.data.eval_split={unused[0]} evaluates it)"
-                )
+            self.note = "" if folder == Path(root) else _unused(folder, holdout)
             self.part_of = (
                 f"of {total:,}: --{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
             )
@@ -271,7 +255,7 @@ def _suffix_of(name: str) -> str:
 
 def splits_of(root: str, holdout: Holdout) -> list[str]:
     """Returns the splits of a folder: the two of the holdout, or else its folders."""
-    if holdout.fraction and not _has_classes(Path(root) / holdout.eval_split):
+    if holdout.fraction and not _is_split(Path(root), holdout):
         return [holdout.train_split, holdout.eval_split]
     return _subfolders(Path(root))
 
@@ -279,7 +263,7 @@ def splits_of(root: str, holdout: Holdout) -> list[str]:
 def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]:
     """Returns the folder that holds the classes of a split, and whether it holds both splits."""
     parts = (holdout.train_split, holdout.eval_split)
-    if not holdout.fraction or split not in parts or _has_classes(root / holdout.eval_split):
+    if not holdout.fraction or split not in parts or _is_split(root, holdout):
         splits = _subfolders(root)
         if split not in splits and not any(_has_classes(root / name) for name in splits):
             raise BadInputError(
@@ -296,14 +280,45 @@ def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]
             f"slice takes a part of one), or take slices of images in {root}/{split}/CLASS; all "
             f"images are evaluated with --{holdout.field}=1 alone"
         )
-    train, evaluation = root / holdout.train_split, root / holdout.eval_split
-    if _has_classes(train) and evaluation.is_dir() and _contents(evaluation, "-")[0]:
-        raise BadInputError(
-            f"{evaluation}: has no class folders, so images of {train} would be evaluated in its "
-            f"place; move its images into {evaluation}/CLASS/, or rename it, to hold out images of "
-            f"{train} by --{holdout.field}={holdout.fraction:g}"
-        )
+    train = root / holdout.train_split
     return (train if _has_classes(train) else root), True
+
+
+def _is_split(root: Path, holdout: Holdout) -> bool:
+    """Returns whether the evaluation split has its own folder, perhaps of images in no class."""
+    folder = root / holdout.eval_split
+    loose = _has_classes(root / holdout.train_split) and folder.is_dir() and _contents(folder, "-")
+    return _has_classes(folder) or bool(loose and loose[0])
+
+
+def _unused(folder: Path, holdout: Holdout) -> str:
+    """Returns a line on splits beside the folder from which evaluation is held out; "" for none."""
+    beside = [name for name in _subfolders(folder.parent) if _has_classes(folder.parent / name)]
+    if not (unused := [name for name in beside if name != folder.name]):
+        return ""
+    return (
+        f"{folder.parent}: {holdout.eval_split} is a part of {folder.name}; not used: "
+        f"{names_text(unused)} (--config.data.eval_split={unused[0]} evaluates it)"
+    )
+
+
+def _images_below(folder: Path, rest: Mapping[str, str]) -> str:
+    """Says where images lie too deep, in a folder among other files of a class."""
+    inner = [name for name, kind in rest.items() if kind == "folder in a class"]
+    deep = [name for name in inner if _contents(folder / name, name)[0]]
+    return f", and images in {folder / deep[0]}" if deep else ""
+
+
+def _class_folders(folder: Path) -> dict[str, str]:
+    """Returns the folder of each class, by its name in composed letters (NFC)."""
+    folders = _subfolders(folder)
+    names = {unicodedata.normalize("NFC", name): name for name in folders}
+    if odd := {*folders} - {*names.values()}:
+        raise BadInputError(
+            f"{folder}: two folders have the name {odd.pop()}, one with composed letters and one "
+            "with decomposed ones; move the images of both into one"
+        )
+    return names
 
 
 def _has_classes(folder: Path) -> bool:

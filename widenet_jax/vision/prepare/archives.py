@@ -161,12 +161,6 @@ def refuse_pickles(path: str, where: str) -> None:
         )
 
 
-def is_cifar10(path: str) -> bool:
-    """Returns whether an archive is CIFAR-10's binary version; raises as `read_archive`."""
-    first = itertools.islice(read_archive(path), len(CIFAR_TRAIN))
-    return any(Path(member.name).name in (*CIFAR_TRAIN, CIFAR_TEST) for member in first)
-
-
 def _verify_end(archive: tarfile.TarFile, content: BinaryIO) -> None:
     """Reads both end-of-archive blocks and the padding, to the end of the stream."""
     content.seek(archive.offset)

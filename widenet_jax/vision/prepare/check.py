@@ -40,14 +40,10 @@ def check(path: str, options: Options) -> Checked | None:
             images.append(file)
     if not images and not left_out:
         raise BadInputError(f"{path}: an empty folder, so there is nothing to check")
-    readers = (
-        {} if images else {file: reader_of(file) for file in left_out if not _hidden(file, path)}
-    )
-    if reader := next(filter(None, readers.values()), ""):
-        rest = [f"{file}: left out" for file in readers if readers[file] != reader]
-        return check_pack(
-            reader, [file for file in readers if readers[file] == reader], path, options, rest
-        )
+    if not images:
+        others = [file for file in left_out if not _hidden(file, path)]
+        if checked := check_packs(others, path, options):
+            return checked
     if not images and not all(_hidden(file, path) or _is_image(file) for file in left_out):
         return None
     bar = tqdm.tqdm(images, desc="check", unit="image")
@@ -93,27 +89,33 @@ def reader_of(file: str) -> str:
         return "arrays:read_parquet" if arrays.image_column(file) else ""
     if not re.search(r"\.(tar(\.\w+)?|tgz)$", name):
         return ""
-    return "archives:read_" + ("cifar10_binary" if archives.is_cifar10(file) else "tar")
+    return "archives:read_" + ("cifar10_binary" if "cifar-10-binary" in name else "tar")
 
 
-def check_pack(
-    reader: str, files: Sequence[str], place: str, options: Options, notes: Sequence[str]
-) -> Checked:
-    """Reads files of many images as a packer does; their names begin with their splits."""
+def check_packs(files: Sequence[str], place: str, options: Options) -> Checked | None:
+    """Reads files of many images as a packer does; None where there are none.
+
+    Their names begin with their splits, as of train_1.npz and train-00000-of-00002.parquet.
+    """
+    readers = {file: reader_of(file) for file in files}
+    reader = next(filter(None, readers.values()), "")
     splits: dict[str, list[str]] = {}
-    for file in files:  # train_1.npz, train-00000-of-00002.parquet
-        split = re.match("[a-z]*", os.path.basename(file).lower())[0]
-        splits.setdefault(split or place, []).append(file)
-    found = packing.read_set(
-        Options(
-            reader=f"widenet_jax.vision.prepare.{reader}",
-            input=files[0] if "cifar10" in reader else splits,
-            labels=options.labels,
-            image_column=arrays.image_column(files[0]) if "parquet" in reader else "",
-            label_column=options.label_column or "label",
-        )
-    )
-    found.notes = [*notes, *found.notes]
+    for file in files:
+        if reader and readers[file] == reader:
+            split = re.match("[a-z]*", os.path.basename(file).lower())[0]
+            splits.setdefault(split or place, []).append(file)
+    if not splits:
+        return None
+    first = next(iter(splits.values()))[0]
+    how = {
+        "reader": f"widenet_jax.vision.prepare.{reader}",
+        "input": first if "cifar10" in reader else splits,
+        "image_column": arrays.image_column(first) if "parquet" in reader else "",
+        "label_column": options.label_column or "label",
+    }
+    found = packing.read_set(Options(labels=options.labels, **how))
+    rest = [f"{file}: left out" for file in files if readers[file] != reader]
+    found.notes = [*rest, *found.notes]
     return check_converted(found, place)
 
 

@@ -144,18 +144,15 @@ def examined(split: str, found: Converted, skip_bad: bool) -> Iterator[tuple[int
     without it a file that cannot be read raises its error.
     """
     examples = tqdm.tqdm(found.named(split), desc=split, total=found.counts[split], unit="image")
-    for (label, image, _), problem in in_threads(with_problem, examples):
+    for label, image, problem in in_threads(
+        lambda example: (*example[:2], tried(decoded, *example[1:])[1]), examples
+    ):
         if isinstance(image, str) and not skip_bad:
             raise BadExampleError(image)
         if problem:
             found.damaged.append(problem)
         if not (problem and skip_bad):
             yield label, image
-
-
-def with_problem(example: tuple) -> tuple[tuple, str]:
-    """Returns an example, and why its image cannot be read ("" where it can)."""
-    return example, tried(decoded, *example[1:])[1]
 
 
 def decoded(image: bytes | str, where: str) -> Any:
