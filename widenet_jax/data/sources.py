@@ -39,7 +39,7 @@ from widenet_jax.files import TOKENIZER, may_replace, split_checkpoint
 from widenet_jax.specs import PYTHON, resolve, source_spec, task_spec
 
 WINDOWS_AT_ONCE = 64
-LABELS_READ = 1024  # of a packed set, at the start of a run
+LABELS_READ = 512  # of a packed set, at the start of a run
 SOURCE_PARTS = ("info", "describe", "__len__", "__getitem__")
 STREAM_PARTS = ("read_windows", "bytes_per_token", "words_per_token", "text")
 TAKEN = OF_THE_RUN | {"environment", "result"}  # keys of no `info`

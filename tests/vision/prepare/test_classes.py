@@ -30,7 +30,7 @@ from small_runs import small_config
 from text_sets import reviews_config, write_tokenizer
 
 from widenet_jax.cli.prepare_data import COMMANDS
-from widenet_jax.data import records
+from widenet_jax.data import records, sources
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.specs import task_specs
@@ -196,6 +196,21 @@ def test_a_source_refuses_classes_that_training_lacks(source, tmp_path):
         else:
             data = open_data(config)
             assert [data.eval[k]["label"] for k in range(len(data.eval))] == [1]
+
+
+def test_of_a_large_packed_set_a_sample_tells(tmp_path, monkeypatch):
+    """Refused where the splits of the sample have no class in common; `check` reads all."""
+    monkeypatch.setattr(sources, "LABELS_READ", 4)
+    for name, evaluated in (("apart", [2] * 6), ("partly", [0, 2] * 3)):
+        (tmp_path / name).mkdir()
+        labels = {"train": [0, 1] * 4, "test": evaluated}
+        config = small_config(**array_record(tmp_path / name, labels))
+        if name == "apart":
+            with pytest.raises(BadInputError, match=r"no example of 1 of 3 classes \(class2\)"):
+                open_data(config)
+        else:
+            assert len(open_data(config).eval) == 6
+            assert run("check", tmp_path / name / "set") == 2
 
 
 @pytest.mark.parametrize("as_list", [True, False])
