@@ -58,7 +58,7 @@ def check(path: str, options: Options) -> Checked | None:
         notes.append(
             f"{path}: images with copies, which evaluation may get: {len(copies):,} ({names})"
         )
-    config, splits, refusals = load_config("configs/finetune.py"), {}, []
+    config, splits, refusals = load_config("configs/finetune.py"), {}, {}
     train, evaluation = config.data.train_split, config.data.eval_split
     top = {os.path.relpath(file, path).split(os.sep)[0] for file in visible}
     folders = {name for name in top if os.path.isdir(os.path.join(path, name))}
@@ -67,12 +67,12 @@ def check(path: str, options: Options) -> Checked | None:
         data = {**config.data, "path": path, "eval_split": name}
         opened, refusal = tried(open_splits, config, data, None, kind=BadInputError)
         splits |= {} if refusal else {train: opened[0], name: opened[1]}
-        refusals += [refusal] if refusal else []
+        refusals |= {refusal: None} if refusal else {}
     if not divided and len(folders) > 1:
         notes += [f"{path}: not for training: {refusal}" for refusal in refusals]
     advice = ADVICE + verdict([*splits.values()], problems, config.data.max_bad_fraction)
     advice = {"advice": advice} if problems else {}
-    problems |= {path: refusals} if divided else {}
+    problems |= {path: [*refusals]} if divided else {}
     what = f"{len(images):,} images"
     if left_out:
         what += f", {left_out_text(Counter(left_out.values()))}"
