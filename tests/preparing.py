@@ -1,6 +1,7 @@
 """Tiny image sets in every layout that `prepare_data.py` reads, and the command itself."""
 
 import io
+import itertools
 import json
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,8 @@ import cv2
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from array_record.python import array_record_module
+from image_sources import png
 
 from widenet_jax.cli import prepare_data
 
@@ -99,3 +102,53 @@ def make_cifar(path: Path, files: Mapping[str, bytes] | None = None) -> Path:
     }
     members = {f"cifar-10-batches-bin/{name}": data for name, data in content.items()}
     return make_tar(path, members, "w:gz")
+
+
+def write_shard(path: Path, contents: Sequence[bytes]) -> None:
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+    for content in contents:
+        writer.write(content)
+    writer.close()
+
+
+def tfds_record(**features: bytes | int) -> bytes:
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    example = tf_example_pb2.Example()
+    for name, value in features.items():
+        feature = example.features.feature[name]
+        values = feature.bytes_list if isinstance(value, bytes) else feature.int64_list
+        values.value.append(value)
+    return example.SerializeToString()
+
+
+def make_tfds(
+    folder: Path, splits: Mapping[str, Sequence[Sequence[int]]], names: Sequence[str]
+) -> Path:
+    """Writes a set as TFDS prepares it (array_record), without TensorFlow: data_dir/tiny/1.0.0.
+
+    Args:
+      folder: becomes the data_dir.
+      splits: the labels of each shard; image i of a split is png(i).
+      names: of the labels.
+    """
+    import tensorflow_datasets as tfds
+
+    version = folder / "tiny" / "1.0.0"
+    version.mkdir(parents=True)
+    image = tfds.features.Image(shape=(None, None, 3))
+    features = {"image": image, "label": tfds.features.ClassLabel(names=list(names))}
+    tfds.features.FeaturesDict(features).save_config(str(version))
+    described = {"name": "tiny", "version": "1.0.0", "fileFormat": "array_record", "splits": []}
+    for split, shards in splits.items():
+        images = itertools.count()
+        for k, labels in enumerate(shards):
+            path = version / f"tiny-{split}.array_record-{k:05d}-of-{len(shards):05d}"
+            records = [tfds_record(image=png(next(images)), label=label) for label in labels]
+            write_shard(path, records)
+        described["splits"].append({
+            "name": split, "numBytes": "1", "shardLengths": [str(len(one)) for one in shards],
+            "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+        })  # fmt: skip
+    (version / "dataset_info.json").write_text(json.dumps(described))
+    return folder

@@ -105,7 +105,7 @@ def test_sets_and_parts_of_an_older_version(made: tuple, tmp_path: Path, capsys)
         command = (kind, train, "--valid", valid, "--out", out, "--tokenizer", made[0])
         write(valid, b"\xff")
         assert "not UTF-8" in refused(capsys, *command, "--workers=1")
-        (part,) = out.glob(".part-*.json")
+        (part,) = out.glob(".writing/.part-*.json")
         content = json.loads(part.read_text())
         if kind == "stream":
             content[key] = [row[:3] for row in content[key]]

@@ -14,21 +14,13 @@ import pytest
 # Imported before any test runs. While TFDS loads, imports are lazy in the whole process. Iterators
 # of other tests could not import if the garbage collector finalised them at that time.
 import tensorflow_datasets  # noqa: F401
-from array_record.python import array_record_module
 from image_sources import png, refused
+from preparing import make_tfds, tfds_record, write_shard
 
 from widenet_jax.data import records
 from widenet_jax.data.contract import Source
 from widenet_jax.data.sources import build_source, check_slice
 from widenet_jax.errors import BadExampleError, BadInputError
-
-
-def write_shard(path: Path, contents: list[bytes]) -> None:
-    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
-    for content in contents:
-        writer.write(content)
-    writer.close()
-
 
 # --- Packed sets ----------------------------------------------------------------------------------
 
@@ -180,38 +172,9 @@ def test_an_unfinished_or_newer_set_is_refused(packed):
 # --- TensorFlow Datasets --------------------------------------------------------------------------
 
 
-def tfds_record(**features: bytes | int) -> bytes:
-    from tensorflow_datasets.proto import tf_example_pb2
-
-    example = tf_example_pb2.Example()
-    for name, value in features.items():
-        feature = example.features.feature[name]
-        values = feature.bytes_list if isinstance(value, bytes) else feature.int64_list
-        values.value.append(value)
-    return example.SerializeToString()
-
-
 @pytest.fixture
 def tfds_dir(tmp_path: Path) -> Path:
-    """Writes a set as TFDS prepares it (array_record), without TensorFlow: data_dir/tiny/1.0.0."""
-    import tensorflow_datasets as tfds
-
-    version = tmp_path / "tiny" / "1.0.0"
-    version.mkdir(parents=True)
-    image = tfds.features.Image(shape=(None, None, 3))
-    features = {"image": image, "label": tfds.features.ClassLabel(names=["ant", "bee"])}
-    tfds.features.FeaturesDict(features).save_config(str(version))
-    for shard, chosen in enumerate([range(3), range(3, 5)]):
-        path = version / f"tiny-train.array_record-{shard:05d}-of-00002"
-        write_shard(path, [tfds_record(image=png(i), label=i % 2) for i in chosen])
-    split = {
-        "name": "train", "numBytes": "1", "shardLengths": ["3", "2"],
-        "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-    }  # fmt: skip
-    described = {"name": "tiny", "version": "1.0.0", "fileFormat": "array_record"}
-    described["splits"] = [split]
-    (version / "dataset_info.json").write_text(json.dumps(described))
-    return tmp_path
+    return make_tfds(tmp_path, {"train": [[0, 1, 0], [1, 0]]}, ["ant", "bee"])
 
 
 def test_tfds_reads_without_tensorflow(tfds_dir):

@@ -23,8 +23,7 @@ Exit codes: 0 done, 2 your input (one line on stderr).
 import importlib
 import itertools
 import os
-from concurrent import futures
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
@@ -34,9 +33,6 @@ from widenet_jax.errors import BadInputError, choose
 from widenet_jax.files import is_remote
 from widenet_jax.specs import resolve, task_spec, task_specs
 
-if TYPE_CHECKING:
-    from widenet_jax.data.records import Checked
-
 # Each adds subcommands to the parser: `add_commands(commands)`.
 COMMANDS = (
     "widenet_jax.vision.prepare.command",
@@ -45,21 +41,22 @@ COMMANDS = (
 )
 CHECK = """Reads data to its end and names all that training or a preparation could not read.
 
-PATH is an image or a folder with images; a set that this command has prepared; or a text file or a
-folder of them, all but hidden files: text, JSON lines and parquet as the commands text and stream
-read them, .tsv and .csv tables (with --label_column also the others), and SQuAD's JSON. A table
+PATH is an image or a folder with images; files of many images (.tar, .npz, .parquet), whose names
+begin with their splits; a set that this command has prepared; or a text file or a folder of them,
+all but hidden files: text, JSON lines and parquet as the commands text and stream read them, .tsv
+and .csv tables (with --label_column also the others), and SQuAD's JSON. Where a training split lies
+among others, a class that it lacks is a mistake, as in a run. A table
 that has texts but no label column, as GLUE's test.tsv, is named and passes, unless no table has the
 given --label_column. A language model of bytes reads text of any encoding."""
 COLUMNS = ("text_column", "pair_column", "label_column", "label_names")
 SHOWN = 20  # mistakes of a file or split; --json has all
-AT_ONCE = 4096  # records that wait for a thread
 # Each checks a path, or returns None of a path that is not for it: (path, options).
 CHECKS = ("widenet_jax.vision.prepare.check:check", "widenet_jax.text.prepare.check:check")
-# Kind of a prepared set -> the checks of a split, (directory, split), and what a record is called.
+# Kind of a prepared set -> what reads it to its end: (directory, splits).
 SETS = {
-    "images": ("widenet_jax.vision.prepare.check:checks_of_set", "images"),
-    "text": ("widenet_jax.text.prepare.check:checks_of_set", "sequences"),
-    "stream": ("widenet_jax.language.prepare.preparation:checks_of_set", "files of tokens"),
+    "images": "widenet_jax.vision.prepare.check:check_set",
+    "text": "widenet_jax.text.prepare.check:check_set",
+    "stream": "widenet_jax.language.prepare.preparation:check_set",
 }
 
 
@@ -111,6 +108,7 @@ def add_check(commands: Any) -> None:
     add("--format", choices=["auto", *FORMATS], default="auto", help="of text files")
     for name in COLUMNS:
         add(f"--{name}", default="", metavar="NAME", help=f"config.data.{name} of a table")
+    add("--labels", metavar="FILE", help="of an archive without folders, as for the command tar")
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -121,7 +119,7 @@ def check(options: Options) -> None:
       BadInputError: some cannot be read, or there is nothing to check.
     """
     from widenet_jax.corpus.inputs import TFDS_INFO
-    from widenet_jax.data.records import MANIFEST
+    from widenet_jax.data.records import MANIFEST, read_manifest
 
     path = options.path
     if is_remote(path):
@@ -134,7 +132,9 @@ def check(options: Options) -> None:
             "scripts/prepare_data.py preview"
         )
     if os.path.exists(os.path.join(path, MANIFEST)):
-        checked = check_set(path)
+        manifest = read_manifest(path, None)
+        kind, field = manifest.get("kind", "images"), f"{path}/{MANIFEST}: kind"
+        checked = resolve(choose(SETS, kind, field=field))(path, [*manifest["splits"]])
     else:
         checked = next(filter(None, (resolve(check)(path, options) for check in CHECKS)))
     lines = []
@@ -148,33 +148,3 @@ def check(options: Options) -> None:
     show(options, result, "\n".join([*lines, *notes, text]))
     if every:
         raise BadInputError(f"{path}: {len(every):,} problems; {checked.advice}")
-
-
-def check_set(directory: str) -> "Checked":
-    """Reads every record of all splits of a set that `scripts/prepare_data.py` wrote.
-
-    Raises:
-      BadInputError: dataset.json is missing, damaged, or of an unknown kind.
-    """
-    import tqdm
-
-    from widenet_jax.data import records
-    from widenet_jax.data.records import Checked, problem_of
-
-    manifest = records.read_manifest(directory, None)
-    field = f"{directory}/{records.MANIFEST}: kind"
-    name, unit = choose(SETS, manifest.get("kind", "images"), field=field)
-    count, problems = 0, {}
-    with futures.ThreadPoolExecutor() as pool, tqdm.tqdm(desc="check", unit="record") as bar:
-        for split in manifest["splits"]:
-            lines: dict[str, None] = {}  # all records of a damaged shard have the same line
-            try:
-                checks = resolve(name)(directory, split)
-                while some := list(itertools.islice(checks, AT_ONCE)):
-                    lines |= dict.fromkeys(filter(None, pool.map(problem_of, some)))
-                    count += len(some)
-                    bar.update(len(some))
-            except BadInputError as error:  # the split cannot be opened
-                lines[str(error)] = None
-            problems[f"{directory}, split {split}"] = list(lines)
-    return Checked(f"{count:,} {unit}", problems)

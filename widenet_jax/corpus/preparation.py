@@ -11,7 +11,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -27,11 +28,7 @@ from widenet_jax.corpus.tokenizer import FILE, Tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.pipeline import start_worker
 from widenet_jax.errors import BadInputError, RunFailedError, first_line
-from widenet_jax.files import file_sha256, is_remote, parse_json, write_json
-
-PLAN = ".preparation.json"  # settings of the preparation that a directory holds
-PART = ".part-"
-UNFINISHED = ".writing-"  # prefix of a file that is being written
+from widenet_jax.files import file_sha256, is_remote, write_json
 
 
 class Preparation(abc.ABC):
@@ -124,82 +121,25 @@ def prepare(
             f"{options.out}: worker processes write to a local --out; copy the set there "
             "afterwards, or prepare with --beam"
         )
-    directory = Path(options.out)
-    finished = _open_directory(directory, preparation, options.overwrite)
-    if finished:
+    directory, settings = Path(options.out), preparation.settings
+    finished = records.stored_object(directory / records.MANIFEST)
+    if finished.get("settings") == settings and (
+        finished.get("inputs_sha256") == [*map(inputs_sha256, preparation.units)]
+    ):
         return finished
-    done: dict[int, Any] = {}
-    try:
+    with records.new_set(directory, overwrite=options.overwrite, settings=settings) as folder:
         if preparation.tokenizer:
-            write_json(directory / FILE, preparation.tokenizer.json)
+            write_json(folder / FILE, preparation.tokenizer.json)
         number = len(preparation.units)
-        work = _work(preparation, directory, options.workers)
+        work = _work(preparation, folder, options.workers)
         done = dict(tqdm.tqdm(work, total=number, unit="file"))
-        manifest = preparation.manifest(directory, [done[k] for k in range(number)], provenance)
-    except BaseException as error:
-        useless = isinstance(error, BadInputError) and len(done) == len(preparation.units)
-        if useless or not any(directory.glob(f"{PART}*")):  # nothing to continue from
-            _remove(_ours(directory))
-            with contextlib.suppress(OSError):  # another process may have put files there
-                directory.rmdir()
-        raise
-    write_json(directory / records.MANIFEST, manifest)
-    _remove(path for path in _ours(directory) if path.name.startswith("."))
+        try:
+            manifest = preparation.manifest(folder, [done[k] for k in range(number)], provenance)
+        except BadInputError:  # the same command would end so again
+            shutil.rmtree(folder)
+            raise
+        write_json(folder / records.MANIFEST, manifest)
     return manifest
-
-
-# --- The directory --------------------------------------------------------------------------------
-
-
-def _open_directory(
-    directory: Path, preparation: Preparation, overwrite: bool
-) -> dict[str, Any] | None:
-    """Makes the directory ready; returns its manifest if it holds the finished set.
-
-    Raises:
-      BadInputError: the directory holds other things.
-    """
-    ours = _ours(directory)
-    records.refuse_other_files(directory, ours)
-    directory.mkdir(parents=True, exist_ok=True)
-    manifest, plan = _read_json(directory / records.MANIFEST), _read_json(directory / PLAN)
-    if manifest and manifest.get("settings") == preparation.settings:
-        if manifest.get("inputs_sha256") == list(map(inputs_sha256, preparation.units)):
-            _remove(path for path in _ours(directory) if path.name.startswith("."))
-            return manifest
-    elif not manifest and plan == preparation.settings:
-        _remove(directory.glob(f"{UNFINISHED}*"))  # of workers that were killed
-        return None
-    if ours and not overwrite:
-        raise BadInputError(
-            f"{directory}: already holds a set of other inputs or settings; pass --overwrite"
-        )
-    _remove(ours)
-    write_json(directory / PLAN, preparation.settings)
-    return None
-
-
-def _ours(directory: Path) -> list[Path]:
-    """Returns the files of text sets in a directory, finished or not, the manifest first."""
-    patterns = (
-        records.MANIFEST, "*.array_record", "*.tokens", f"{FILE}*", f"{PLAN}*",
-        f"{records.MANIFEST}?*", f"{PART}*", f"{UNFINISHED}*",
-    )  # fmt: skip
-    return [path for pattern in patterns for path in directory.glob(pattern)]
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a file; {} if there is none."""
-    try:
-        value = parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 # --- The work -------------------------------------------------------------------------------------
@@ -243,7 +183,7 @@ def _work(
 
 def _finished(preparation: Preparation, directory: Path, unit: int) -> dict[str, Any] | None:
     """Returns the counts of a unit whose files are all there and whose inputs are the same."""
-    part = _read_json(directory / f"{PART}{unit:05d}.json")
+    part = records.stored_object(directory / f"{records.PART}{unit:05d}.json")
     if not part or part["inputs_sha256"] != inputs_sha256(preparation.units[unit]):
         return None
     sizes = preparation.sizes(directory, unit, part).items()
@@ -254,7 +194,7 @@ def _finished(preparation: Preparation, directory: Path, unit: int) -> dict[str,
 def prepare_unit(preparation: Preparation, directory: Path, unit: int) -> dict[str, Any]:
     """Prepares one unit; returns its counts, and stores them."""
     part = preparation.counts_of(directory, unit)
-    write_json(directory / f"{PART}{unit:05d}.json", part)
+    write_json(directory / f"{records.PART}{unit:05d}.json", part)
     return part
 
 
@@ -264,7 +204,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     The process's id keeps apart a worker of a killed preparation that has not ended yet.
     """
-    beside = path.with_name(f"{UNFINISHED}{path.name}-{os.getpid()}")
+    beside = path.with_name(f"{records.UNFINISHED}-{path.name}-{os.getpid()}")
     try:
         yield beside
         beside.rename(path)

@@ -14,8 +14,10 @@ its positions are divided among hosts. Streams of tokens are read in order, in B
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError, c
 EXAMPLES_PER_BLOCK = 64
 # This many unreadable examples in a row mean that the disk or the set is gone.
 MAX_BAD_IN_A_ROW = 16
+AHEAD = 16  # examples that threads read at a time; a remote disk answers many requests at once
 # So many examples of a split may be unreadable where the allowed share of it would be fewer, but no
 # more than so large a share.
 FEW_BAD, FEW_BAD_SHARE = 10, 0.05
@@ -35,6 +38,33 @@ COMPLAINTS = "complaints"
 Block = dict[str, Any]
 Complaints = list[tuple[int, str]]
 Arrays = dict[str, np.ndarray]
+Result = TypeVar("Result")
+
+
+def tried(
+    work: Callable[..., Result], *arguments: Any, kind: type[BadInputError] = BadExampleError
+) -> tuple[Result | None, str]:
+    """Returns what `work(*arguments)` returns, and ""; or None, and the line of its error.
+
+    Whatever continues after an example that cannot be read asks here: training, evaluation,
+    packing, checks, predictions.
+    """
+    try:
+        return work(*arguments), ""
+    except kind as error:
+        return None, str(error)
+
+
+def in_threads(work: Callable[[Any], Result], items: Iterable[Any]) -> Iterator[Result]:
+    """Yields `work(item)` of each item in their order; threads work on at most AHEAD of them."""
+    with ThreadPoolExecutor(AHEAD) as pool:
+        waiting: deque[Future] = deque()
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) == AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def read_example(source: Source, record: int) -> Example:
@@ -48,6 +78,17 @@ def read_example(source: Source, record: int) -> Example:
     if not isinstance(example, Mapping):
         raise BadExampleError(f"{where}: the example is {type(example).__name__}; give a dict")
     return {**example, "where": where}
+
+
+def read_row(
+    source: Source, record: int, transform: Callable[[Example], Result], *, skip: bool
+) -> tuple[Result | None, str]:
+    """Transforms one record, as `tried`; without `skip` raises where it cannot be read."""
+
+    def row() -> Result:
+        return transform(read_example(source, record))
+
+    return tried(row) if skip else (row(), "")
 
 
 def read(
@@ -71,15 +112,12 @@ def read(
       BadExampleError: without `skip`, the record cannot be read.
       BadInputError: MAX_BAD_IN_A_ROW records in a row cannot be read.
     """
-    if not skip:
-        return transform(read_example(source, record))
     attempts = min(MAX_BAD_IN_A_ROW, len(source))
     for candidate in range(record, record + attempts):
-        candidate %= len(source)
-        try:
-            return transform(read_example(source, candidate))
-        except BadExampleError as error:
-            complaints.append((candidate, str(error)))
+        arrays, problem = read_row(source, candidate % len(source), transform, skip=skip)
+        if not problem:
+            return arrays
+        complaints.append((candidate % len(source), problem))
     raise BadInputError(
         f"{attempts} examples in a row cannot be read, too many to skip: {complaints[-1][1]}"
     )
@@ -139,20 +177,13 @@ class TrainBlocks(Blocks):
         stacked = Stacked(len(records))
         for i, (epoch, record) in enumerate(zip(epochs.tolist(), records.tolist(), strict=True)):
             complaints: Complaints = []
-            stacked.put(i, self._read(epoch, record, complaints), self.source, record)
-            stacked.complain(i, complaints)
-        return stacked.block() | {"record": records}
-
-    def _read(self, epoch: int, record: int, complaints: Complaints) -> Arrays:
-        """Transforms the record, or its replacement where it is bad and may be skipped."""
-
-        def transform(example: Example) -> Arrays:
             # Augment a replacement with the skipped record's generator, so that it differs from
             # the replacement's own appearance in this epoch.
-            rng = augmentation_rng(seed=self.seed, epoch=epoch, record=record)
-            return self.transform(example, rng)
-
-        return read(self.source, record, transform, complaints, skip=self.skip)
+            transform = with_draws(self.transform, seed=self.seed, epoch=epoch, record=record)
+            row = read(self.source, record, transform, complaints, skip=self.skip)
+            stacked.put(i, row, self.source, record)
+            stacked.complain(i, complaints)
+        return stacked.block() | {"record": records}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,15 +196,13 @@ class EvalBlocks(Blocks):
         stacked = Stacked(len(records))
         for i in np.flatnonzero(inside).tolist():
             record = int(records[i])
-            try:
-                example = read_example(self.source, record)
-                # The same draws for every run and model.
-                rng = augmentation_rng(seed=0, epoch=0, record=record)
-                stacked.put(i, self.transform(example, rng), self.source, record)
-            except BadExampleError as error:
-                if not self.skip:
-                    raise
-                stacked.complain(i, [(record, str(error))])
+            # The same draws for every run and model.
+            transform = with_draws(self.transform, seed=0, epoch=0, record=record)
+            row, problem = read_row(self.source, record, transform, skip=self.skip)
+            if problem:
+                stacked.complain(i, [(record, problem)])
+            else:
+                stacked.put(i, row, self.source, record)
         if not stacked.arrays:  # of a readable example, for the shapes
             example = first_example(self.source, self.transform, skip=self.skip)
             zeros = {name: np.zeros_like(value) for name, value in example.items()}
@@ -254,8 +283,8 @@ class Stacked:
 
 def first_example(source: Source, transform: Transform, *, skip: bool) -> Arrays:
     """Transforms the source's first record, or with `skip` the first that can be read."""
-    rng = augmentation_rng(seed=0, epoch=0, record=0)
-    return read(source, 0, lambda example: transform(example, rng), [], skip=skip)
+    drawing = with_draws(transform, seed=0, epoch=0, record=0)
+    return read(source, 0, drawing, [], skip=skip)
 
 
 def example_spec(
@@ -371,6 +400,11 @@ def stream_at(
     step, row = np.divmod(np.asarray(positions, np.int64), batch_size)
     place = step % steps
     return place, row * steps + place
+
+
+def with_draws(transform: Transform, **place: int) -> Callable[[Example], Arrays]:
+    """Returns a transform of an example, which draws anew at each call; see `augmentation_rng`."""
+    return lambda example: transform(example, augmentation_rng(**place))
 
 
 def augmentation_rng(*, seed: int, epoch: int, record: int) -> np.random.Generator:

@@ -1,17 +1,14 @@
 """A hash of the examples of a split, by which hosts find that they read different data."""
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
 
-from widenet_jax.data.blocks import read_example
-from widenet_jax.data.contract import Source
-from widenet_jax.errors import BadExampleError
+from widenet_jax.data.blocks import in_threads, read_row
+from widenet_jax.data.contract import Example, Source
 
 SAMPLE = 64  # examples that are read; of a smaller split all
-THREADS = 16  # a remote disk answers many requests at a time
 
 
 def contents_sha256(source: Source) -> str:
@@ -28,9 +25,8 @@ def contents_sha256(source: Source) -> str:
     sha = hashlib.sha256("\0".join(lines).encode(errors="surrogateescape"))
     if (labels := getattr(source, "record_labels", None)) is not None:
         sha.update(_bytes(labels))
-    with ThreadPoolExecutor(THREADS) as pool:
-        for digest in pool.map(partial(_example_sha256, source), _sampled(source)):
-            sha.update(digest)
+    for digest in in_threads(partial(_example_sha256, source), _sampled(source)):
+        sha.update(digest)
     return sha.hexdigest()
 
 
@@ -46,11 +42,12 @@ def _sampled(source: Source) -> list[int]:
 
 
 def _example_sha256(source: Source, record: int) -> bytes:
+    digest, problem = read_row(source, record, _digest, skip=True)
+    return b"unreadable" if problem else digest
+
+
+def _digest(example: Example) -> bytes:
     sha = hashlib.sha256()
-    try:
-        example = read_example(source, record)
-    except BadExampleError:
-        return b"unreadable"
     for name, value in sorted(example.items()):
         if name != "where":
             sha.update(name.encode() + _bytes(value))

@@ -1,16 +1,18 @@
 """Sources of labelled images: what they have in common, parts of them, other labels for them."""
 
 import dataclasses
+import itertools
 import operator
 import reprlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.blocks import read_example
-from widenet_jax.data.contract import Example
+from widenet_jax.data.blocks import in_threads, read_example, read_row
+from widenet_jax.data.contract import Example, Source
 from widenet_jax.data.splits import slice_of
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.files import is_text
@@ -32,6 +34,8 @@ class LabelledImages:
       part_of: which part of a larger set these images are, and the field that gives all of them;
         "" for a whole set.
       part_of_each_class: whether a slice has the same share of each class.
+      note: a line for the user, see `contract.Source`.
+      labels_to_read: whether labels are unknown, and can be read without much work.
     """
 
     class_names: tuple[str, ...]
@@ -40,6 +44,8 @@ class LabelledImages:
     split_advice: str = ""
     part_of: str = ""
     part_of_each_class: bool = False
+    labels_to_read: bool = False
+    note: str = ""
 
     @property
     def info(self) -> dict[str, Any]:
@@ -71,6 +77,22 @@ def label_of(example: Example, num_classes: int) -> int:
     return number
 
 
+def known_labels(source: Source) -> np.ndarray | None:
+    """Returns the labels that a source knows, int [n], -1 of no class; None where it reads them."""
+    labels = getattr(source, "record_labels", None)
+    return getattr(source, "named_labels", None) if labels is None else labels
+
+
+def labels_of(source: Source, records: np.ndarray) -> list[int]:
+    """Returns the labels of records, read where they are unknown, if they can be read."""
+    places = records.astype(int)
+    if (known := getattr(source, "record_labels", None)) is not None:
+        return known[places].tolist()
+    label = partial(label_of, num_classes=len(source.info["class_names"]))
+    read = partial(read_row, source, transform=label, skip=True)
+    return [number for number, problem in in_threads(read, places.tolist()) if not problem]
+
+
 def checked_pixels(image: Any, others: str = "a path, an image of Pillow") -> np.ndarray:
     """Returns an array of pixels as uint8 [H, W, 1 or 3].
 
@@ -94,17 +116,10 @@ def by_class(source: LabelledImages) -> bool:
     Classes may come in any order. Where most of the images read are the only one of their class,
     their labels must rise, because in an order without repeats each class has one place.
     """
-    known, labels = source.record_labels, []
-    probes = np.linspace(0, len(source) - 1, min(ORDER_PROBES, len(source))).astype(int)
-    for record in probes.tolist():
-        try:
-            label = source[record]["label"] if known is None else int(known[record])
-        except BadExampleError:
-            continue
-        if label in labels and label != labels[-1]:
-            return False
-        labels.append(label)
+    labels = labels_of(source, np.linspace(0, len(source) - 1, min(ORDER_PROBES, len(source))))
     classes = len(set(labels))
+    if sum(a != b for a, b in itertools.pairwise(labels)) >= classes:
+        return False  # a class lies in two places
     return classes > 1 and (2 * classes <= len(labels) or labels == sorted(labels))
 
 
@@ -136,6 +151,10 @@ class Subset(LabelledImages):
     @property
     def contents(self) -> np.ndarray:
         return self.source.contents[self.records]
+
+    @property
+    def labels_to_read(self) -> bool:
+        return self.source.labels_to_read
 
     def files(self) -> Sequence[str]:
         return getattr(self.source, "files", tuple)()
@@ -190,6 +209,24 @@ def check_class_names(names: Sequence[str], where: object) -> None:
             problem = f"has the name of class {labels[name]}"
         if problem:
             raise BadInputError(f"{where}: class {label} ({name!r}) {problem}; rename it")
+
+
+def check_seen(train: str, seen: Collection[str], wanted: Iterable[str], advice: str = "") -> None:
+    """Raises BadInputError where a training split has no example of a class.
+
+    Args:
+      train: its name.
+      seen: the classes that it has examples of.
+      wanted: the classes of all splits.
+      advice: how to mend it; by default for any split.
+    """
+    known = dict.fromkeys(seen)
+    if lacking := [name for name in wanted if name not in known]:
+        advice = advice or "name classes alike in all splits, or remove these from every split"
+        raise BadInputError(
+            f"split {train} has no example of {len(lacking)} of {len({*known, *lacking})} classes "
+            f"({names_text(lacking)}); {advice} (it has {names_text([*known]) or 'none'})"
+        )
 
 
 def left_out_text(counts: Counter[str]) -> str:

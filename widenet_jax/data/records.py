@@ -16,17 +16,19 @@ at once.
 import contextlib
 import itertools
 import operator
+import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from array_record.python import array_record_module
 from etils import epath
 
+from widenet_jax.data.blocks import tried
 from widenet_jax.data.input_files import read_input
 from widenet_jax.errors import BadInputError, check_format, first_line
-from widenet_jax.files import parse_json, readable, write_json
+from widenet_jax.files import parse_json, read_object, readable, write_json
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
@@ -42,7 +44,12 @@ NEEDED = {
     ),
 }
 COUNTS = {"vocab_size", "file_bytes", "tokens", "bytes"}  # of them, the whole numbers
-_UNFINISHED = ".writing-"  # prefix of a shard that is being written
+UNFINISHED = ".writing"  # folder of a set that is being written; in it, the prefix of such a file
+PLAN = ".preparation.json"  # in that folder: settings of the preparation in units
+PART = ".part-"  # in that folder: prefix of a unit's counts
+# The files of sets, finished or not, the manifest first.
+OURS = (f"{MANIFEST}*", "*.array_record", "*.tokens", "tokenizer.json*", f"{UNFINISHED}*")
+OURS += (f"{PLAN}*", f"{PART}*")  # as earlier versions left them
 _LABEL = struct.Struct("<I")
 # A reader keeps every shard open, so a set must have fewer shards than the files that a process may
 # open (often 1,024). ImageNet takes about 280 shards of this size.
@@ -138,6 +145,68 @@ def checked_shards(directory: str, split: str, shards: Sequence[Mapping[str, int
     return paths
 
 
+@contextlib.contextmanager
+def new_set(
+    directory: str | Path, *, overwrite: bool, settings: Mapping[str, Any] | None = None
+) -> Iterator[Path]:
+    """Yields a folder for the files of a set; they replace an older set when the block ends.
+
+    The block writes the manifest, too. Until it ends an older set stays readable. If it fails,
+    nothing is left of it, except what the same preparation may continue with.
+
+    Args:
+      directory: created if absent, and removed again if the set cannot be written.
+      overwrite: replace another set that is there, finished or not.
+      settings: of a preparation in units: a folder in which one of the same settings was stopped is
+        yielded with its files. None starts with an empty folder.
+
+    Raises:
+      BadInputError: the directory holds a set and overwrite is off, or holds other things.
+    """
+    directory = Path(directory)
+    folder = directory / UNFINISHED
+    if directory.exists() and not directory.is_dir():
+        raise BadInputError(f"{directory}: is a file; give --out a directory")
+    older = [path for pattern in OURS for path in directory.glob(pattern) if path != folder]
+    if others := sorted({*directory.glob("*")} - {*older, folder}):
+        raise BadInputError(
+            f"{directory}: holds other files ({others[0].name}, ...); give --out a new directory"
+        )
+    plan = stored_object(folder / PLAN)
+    continues = bool(plan) and plan == settings
+    if not overwrite and ((directory / MANIFEST) in older or ((older or plan) and not continues)):
+        what = "a set of other inputs or settings" if settings else "a packed set"
+        raise BadInputError(f"{directory}: already holds {what}; pass --overwrite")
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    if not continues:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob(f"{UNFINISHED}-*"):  # of workers that were killed
+        path.unlink(missing_ok=True)
+    try:
+        if settings:
+            write_json(folder / PLAN, settings)
+        yield folder
+    except BaseException:
+        if not any(folder.glob(f"{PART}*")):  # nothing to continue from
+            shutil.rmtree(folder, ignore_errors=True)
+            for path in missing:
+                with contextlib.suppress(OSError):  # another process may have put files there
+                    path.rmdir()
+        raise
+    for path in older:
+        path.unlink(missing_ok=True)
+    written = (path for path in folder.iterdir() if not path.name.startswith("."))
+    for path in sorted(written, key=lambda path: path.name == MANIFEST):
+        path.replace(directory / path.name)
+    shutil.rmtree(folder)
+
+
+def stored_object(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file; {} if there is none."""
+    return tried(read_object, epath.Path(path), kind=BadInputError)[0] or {}
+
+
 def write_set(
     directory: str | Path,
     splits: Mapping[str, Iterable[tuple[int, bytes]]],
@@ -146,88 +215,49 @@ def write_set(
     provenance: Mapping[str, Any],
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
+    check: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
-    """Writes a packed set whole or not at all; an older set stays readable until then.
+    """Writes a packed set of images, whole or not at all (`new_set`); returns its manifest.
 
     Args:
-      directory: created if absent, and removed again if the set cannot be written.
+      directory: of the set.
       splits: for each split its (label, encoded image) pairs in order, read once.
       class_names: label k is class_names[k].
       provenance: kept in the manifest.
       overwrite: replace a set that is there already.
       shard_bytes: a shard ends once it holds this many bytes of images.
-
-    Returns:
-      The manifest written.
+      check: called once all examples are written; the set is dropped if it raises.
 
     Raises:
-      BadInputError: the directory holds a set and overwrite is off, or holds other things; a split
-        is empty.
+      BadInputError: as `new_set`; or a split is empty.
     """
-    directory = Path(directory)
-    stale = _shards_to_replace(directory, overwrite)
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
-    _remove_unfinished(directory)
-    written: dict[str, list[dict[str, int]]] = {}
-    try:
+    with new_set(directory, overwrite=overwrite) as folder:
+        entries = {}
         for split, examples in splits.items():
-            written[split] = _write_split(directory, split, iter(examples), shard_bytes)
-    except BaseException:
-        _remove_unfinished(directory)
-        for path in missing:
-            with contextlib.suppress(OSError):  # another process may have put files there
-                path.rmdir()
-        raise
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "class_names": list(class_names),
-        "splits": {
-            split: {"count": sum(s["records"] for s in shards), "shards": shards}
-            for split, shards in written.items()
-        },
-        "provenance": dict(provenance),
-    }
-    _publish(directory, manifest, stale)
+            shards = _write_split(folder, split, iter(examples), shard_bytes)
+            entries[split] = {"count": sum(s["records"] for s in shards), "shards": shards}
+        if check:
+            check()
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "class_names": list(class_names),
+            "splits": entries,
+            "provenance": dict(provenance),
+        }
+        write_json(folder / MANIFEST, manifest)
     return manifest
 
 
-def _remove_unfinished(directory: Path) -> None:
-    for path in directory.glob(f"{_UNFINISHED}*"):
-        path.unlink()
-
-
-def _shards_to_replace(directory: Path, overwrite: bool) -> list[Path]:
-    """Returns the shards of an older set in `directory`; refuses a directory of other files."""
-    shards = sorted(directory.glob("*.array_record"))
-    if (directory / MANIFEST).exists() or shards:
-        if not overwrite:
-            raise BadInputError(f"{directory}: already holds a packed set; pass --overwrite")
-    else:
-        refuse_other_files(directory, directory.glob(f"{_UNFINISHED}*"))
-    return shards
-
-
-def refuse_other_files(directory: Path, ours: Iterable[Path]) -> None:
-    """Raises BadInputError unless a directory for a set is new or holds files of sets alone."""
-    if directory.exists() and not directory.is_dir():
-        raise BadInputError(f"{directory}: is a file; give --out a directory")
-    others = sorted({*directory.glob("*")} - {*ours})
-    if others:
-        raise BadInputError(
-            f"{directory}: holds other files ({others[0].name}, ...); give --out a new directory"
-        )
-
-
 def _write_split(
-    directory: Path, split: str, examples: Iterator[tuple[int, bytes]], shard_bytes: int
+    folder: Path, split: str, examples: Iterator[tuple[int, bytes]], shard_bytes: int
 ) -> list[dict[str, int]]:
-    """Writes a split's shards under temporary names and returns their sizes."""
+    """Writes a split's shards and returns their sizes; they are named once all are there."""
     shards: list[dict[str, int]] = []
+    paths: list[Path] = []
     for first in examples:
-        path = directory / f"{_UNFINISHED}{split}-{len(shards):05d}"
+        paths.append(folder / f"{split}-{len(paths):05d}")
         # Random access needs groups of one record: a reader decompresses whole groups.
-        writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+        writer = array_record_module.ArrayRecordWriter(str(paths[-1]), "group_size:1")
         count = size = 0
         try:
             for label, image in itertools.chain([first], examples):
@@ -238,47 +268,9 @@ def _write_split(
                     break
         finally:
             writer.close()
-        shards.append({"records": count, "bytes": path.stat().st_size})
+        shards.append({"records": count, "bytes": paths[-1].stat().st_size})
     if not shards:
         raise BadInputError(f"split {split}: no images found; check its input")
+    for index, path in enumerate(paths):
+        path.rename(folder / shard_name(split, index, len(paths)))
     return shards
-
-
-def _publish(directory: Path, manifest: dict[str, Any], stale: Sequence[Path]) -> None:
-    """Replaces the old set by the shards under temporary names; writes the manifest last."""
-    (directory / MANIFEST).unlink(missing_ok=True)
-    for path in stale:
-        path.unlink()
-    for split, entry in manifest["splits"].items():
-        for index in range(len(entry["shards"])):
-            temporary = directory / f"{_UNFINISHED}{split}-{index:05d}"
-            temporary.rename(directory / shard_name(split, index, len(entry["shards"])))
-    write_json(directory / MANIFEST, manifest)
-
-
-Check = Callable[[], object]  # raises BadInputError for a bad line or record
-
-
-class Checked(NamedTuple):
-    """What a check found.
-
-    Attributes:
-      what: what was read: "3 files, 1,200 lines, rows and records".
-      problems: lines that each name a mistake and its place, by file or split.
-      notes: lines on files that were not read, or are not for training.
-      advice: what to do about the mistakes.
-    """
-
-    what: str
-    problems: Mapping[str, list[str]]
-    notes: Sequence[str] = ()
-    advice: str = "repair what is named"
-
-
-def problem_of(check: Check) -> str | None:
-    """Returns the line of a mistake; None where there is none."""
-    try:
-        check()
-    except BadInputError as error:
-        return str(error)
-    return None

@@ -9,7 +9,6 @@ import functools
 import os
 import struct
 from collections.abc import Callable, Sequence
-from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from array_record.python import array_record_module
 from google.protobuf.message import DecodeError
 
 from widenet_jax.data import records
+from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.input_files import bytes_in
 from widenet_jax.data.splits import check_split
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
@@ -25,7 +25,6 @@ from widenet_jax.files import is_remote
 # Raised by ArrayRecord for a record or a shard that it cannot read, and when a record that could be
 # read has another content than an image and a label.
 READ_ERRORS = (RuntimeError, OSError, ValueError, IndexError, struct.error, DecodeError, TypeError)
-SHARDS_OPENED_AT_ONCE = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +69,7 @@ class Shards:
 
     def check_all(self) -> None:
         """Checks every shard; raises BadInputError for the first bad one."""
-        with futures.ThreadPoolExecutor(SHARDS_OPENED_AT_ONCE) as pool:
-            list(pool.map(self.check, range(len(self.paths))))
+        list(in_threads(self.check, range(len(self.paths))))
 
     def unreadable(self, index: int, error: Exception) -> BadInputError:
         """Returns the error for an unreadable record; raises another if its shard is bad."""
@@ -122,9 +120,8 @@ class Packed:
     def files(self) -> list[str]:
         """Returns name, records and bytes of each shard; see `contract.Source`."""
         paths = self._shards.paths
-        with futures.ThreadPoolExecutor(SHARDS_OPENED_AT_ONCE) as pool:
-            shards = zip(paths, self._shards.sizes, pool.map(bytes_in, paths), strict=True)
-            return [f"{os.path.basename(path)} {size} {count}" for path, size, count in shards]
+        shards = zip(paths, self._shards.sizes, in_threads(bytes_in, paths), strict=True)
+        return [f"{os.path.basename(path)} {size} {count}" for path, size, count in shards]
 
 
 class PackedSet(Packed):

@@ -1,6 +1,5 @@
 """The data of a run: both splits opened, checked against each other, and described."""
 
-import contextlib
 import json
 import math
 import os
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.data.blocks import example_spec, read_example
+from widenet_jax.data.blocks import example_spec
 from widenet_jax.data.contents import contents_sha256, same_examples
 from widenet_jax.data.contract import (
     OF_THE_RUN,
@@ -27,17 +26,20 @@ from widenet_jax.data.labelled import (
     Subset,
     by_class,
     check_class_names,
-    label_of,
+    check_seen,
+    known_labels,
+    labels_of,
     left_out_text,
     names_text,
     relabelled,
 )
 from widenet_jax.data.splits import parse_slice, parts_of
-from widenet_jax.errors import BadExampleError, BadInputError, first_line
+from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import TOKENIZER, may_replace, split_checkpoint
 from widenet_jax.specs import PYTHON, resolve, source_spec, task_spec
 
 WINDOWS_AT_ONCE = 64
+LABELS_READ = 512  # of a packed set, at the start of a run
 SOURCE_PARTS = ("info", "describe", "__len__", "__getitem__")
 STREAM_PARTS = ("read_windows", "bytes_per_token", "words_per_token", "text")
 TAKEN = OF_THE_RUN | {"environment", "result"}  # keys of no `info`
@@ -181,12 +183,6 @@ def open_data(
             str(workdir / TOKENIZER) if copied else split_checkpoint(config.init_from)[0]
         )
     train, evaluation = open_splits(config, data, splits)
-    check_several_classes(train, evaluation, data)
-    check_slice(data["train_split"], train)
-    check_slice(data["eval_split"], evaluation)
-    check_rows(train, evaluation, data)
-    if isinstance(train, LabelledImages):
-        evaluation = with_classes_of(train, evaluation, data)
     check_windows(train, evaluation, data)
     info = common_info(train, evaluation, data)
     if hashed:
@@ -233,7 +229,7 @@ def check_windows(train: Source, evaluation: Source, data: Mapping[str, Any]) ->
 def open_splits(
     config: Any, data: Mapping[str, Any], objects: tuple[Any, Any] | None
 ) -> tuple[Source, Source]:
-    """Opens the sources of training and of evaluation, and checks them.
+    """Opens the sources of training and of evaluation, and checks them and their classes.
 
     Args:
       config: of the run.
@@ -241,7 +237,8 @@ def open_splits(
       objects: Python's, in place of the config's data.
 
     Raises:
-      BadInputError: a split cannot be opened, or is no source of the task.
+      BadInputError: a split cannot be opened, or is no source of the task; or a split's classes are
+        not those of training.
     """
     names = data["train_split"], data["eval_split"]
     if objects:
@@ -252,7 +249,15 @@ def open_splits(
     places = ("data", "eval_data") if objects else (f"split {name}" for name in names)
     for source, place in zip(opened, places, strict=True):
         check_source(source, place, config)
-    return opened
+    train, evaluation = opened
+    check_several_classes(train, evaluation, data)
+    check_slice(data["train_split"], train)
+    check_slice(data["eval_split"], evaluation)
+    check_rows(train, evaluation, data)
+    if isinstance(train, LabelledImages):
+        evaluation = with_classes_of(train, evaluation, data)
+    check_evaluated(train, evaluation, data)
+    return train, evaluation
 
 
 def check_source(source: Any, where: str, config: Any) -> None:
@@ -317,17 +322,31 @@ def with_classes_of(
         if not len(source):
             advice = source.split_advice and f"; {source.split_advice}"
             raise BadInputError(f"split {split} has no image{advice}")
-    unknown = tuple(name for name in theirs if name not in index)
-    known = train.record_labels is not None
-    if lacking := (missing_classes(train) if known else ()) or unknown:
-        count = f"{len(lacking)} of {len({*names, *theirs})} classes ({names_text(lacking)})"
-        advice = "copy their images again, or remove these classes from every split"
-        raise BadInputError(
-            f"split {data['train_split']} has no image of {count}; {train.split_advice or advice}"
-        )
+    lacking = missing_classes(train) if train.record_labels is not None else ()
+    seen = [name for name in names if name not in lacking]
+    check_seen(data["train_split"], seen, dict.fromkeys([*names, *theirs]), train.split_advice)
     if names == theirs:
         return evaluation
     return relabelled(evaluation, names, [index[name] for name in theirs])
+
+
+def check_evaluated(train: Source, evaluation: Source, data: Mapping[str, Any]) -> None:
+    """Raises BadInputError where evaluation has examples of a class, and training has none.
+
+    Labels of packed sets are read: all of a small set, a sample of a larger one, in which both
+    splits must have some class in common. `check` reads all.
+    """
+    names, splits = train.info.get("class_names", ()), (train, evaluation)
+    labels = [known_labels(source) for source in splits]
+    if reads := all(getattr(source, "labels_to_read", False) for source in splits):
+        rng = np.random.default_rng(0)
+        orders = [rng.permutation(len(source))[:LABELS_READ] for source in splits]
+        labels = [labels_of(source, order) for source, order in zip(splits, orders, strict=True)]
+    if not names or any(known is None for known in labels):
+        return
+    seen, wanted = ([names[k] for k in np.unique(known) if k >= 0] for known in labels)
+    if not (reads and len(train) > LABELS_READ and {*seen} & {*wanted}):
+        check_seen(data["train_split"], seen, wanted, getattr(train, "split_advice", ""))
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
@@ -361,13 +380,8 @@ def class_counts(source: Source) -> tuple[int, ...]:
 
     An example that cannot be read counts for no class.
     """
-    labels, classes = getattr(source, "record_labels", None), len(source.info["class_names"])
-    if labels is None:
-        labels = []
-        for index in range(len(source)):
-            with contextlib.suppress(BadExampleError):
-                labels.append(label_of(read_example(source, index), classes))
-    return tuple(np.bincount(labels, minlength=classes).tolist())
+    classes = len(source.info["class_names"])
+    return tuple(np.bincount(labels_of(source, np.arange(len(source))), minlength=classes).tolist())
 
 
 def missing_classes(source: Source) -> tuple[str, ...]:
@@ -375,9 +389,7 @@ def missing_classes(source: Source) -> tuple[str, ...]:
 
     A source with `named_labels` knows its labels, but may lack classes.
     """
-    labels = getattr(source, "record_labels", None)
-    labels = getattr(source, "named_labels", None) if labels is None else labels
-    if labels is None:
+    if (labels := known_labels(source)) is None:
         return ()
     present, names = set(labels.tolist()), source.info.get("class_names", ())
     return tuple(name for label, name in enumerate(names) if label not in present)

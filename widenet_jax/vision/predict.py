@@ -12,12 +12,12 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from widenet_jax.data.input_files import read_regular
+from widenet_jax.data.blocks import tried
 from widenet_jax.data.labelled import checked_pixels, left_out_text
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.errors import BadInputError
 from widenet_jax.trained import Predictions, Trained, best, classifier, shares
 from widenet_jax.vision.data.files import decode, read_pillow
-from widenet_jax.vision.data.folders import kind_left_out, walk
+from widenet_jax.vision.data.folders import kind_left_out, read_photo, walk
 from widenet_jax.vision.data.transforms import build_transforms
 
 # A file, an image of Pillow, or uint8 [H, W, 3] (RGB), [H, W, 1] or [H, W].
@@ -33,7 +33,8 @@ def picture_of(image: Picture, trained: Trained) -> np.ndarray:
     """
     turn = trained.config.augment.exif_orientation
     if isinstance(image, str | os.PathLike):
-        pixels = read_file(os.fspath(image), turn)
+        path = os.fspath(image)
+        pixels = decode(read_photo(path), path, exif_orientation=turn)
     elif isinstance(image, Image.Image):
         pixels = read_pillow(image, turn)
     else:
@@ -42,14 +43,6 @@ def picture_of(image: Picture, trained: Trained) -> np.ndarray:
         pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)[..., None]
     _, transform = build_transforms(trained.config.augment, trained.config.data.image_size)
     return transform.picture(pixels)
-
-
-def read_file(path: str, turn: bool) -> np.ndarray:
-    """Decodes an image file to uint8 [H, W, 3], turned as its EXIF says where `turn` is True."""
-    try:
-        return decode(read_regular(path), path, exif_orientation=turn)
-    except OSError as error:
-        raise BadExampleError(f"{path}: {error.strerror}") from None
 
 
 def rgb(image: np.ndarray) -> np.ndarray:
@@ -87,10 +80,9 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
     classify = classifier(trained)
     rows, pictures, unreadable = [], [], []
     for path in image_paths(options.files):
-        try:
-            picture = picture_of(path, trained)
-        except BadExampleError as error:
-            unreadable.append(str(error))
+        picture, problem = tried(picture_of, path, trained)
+        if problem:
+            unreadable.append(problem)
             continue
         top = best(classify([{"image": picture}])[0], trained, options.top)
         rows.append(({"image": path, "top": top}, [path, *shares(top, "class")]))

@@ -108,13 +108,29 @@ def test_another_text_of_the_same_size_is_noticed(tmp_path: Path, capsys):
     assert "other inputs" in refused(capsys, *arguments)
 
 
+def test_a_set_stays_until_another_is_whole(tmp_path: Path, capsys):
+    text, out = write(tmp_path / "a.txt", "One. Two."), tmp_path / "out"
+    options = ("--max_length=16", "--valid", text)
+    assert prepare(text, out, *options) == 0
+    before = read_set(out)
+    bad = write(tmp_path / "b.txt", b"Three \xff.")
+    arguments = ("text", text, bad, "--out", out, "--tokenizer", FOLDER, *options, "--workers=1")
+    assert "b.txt line 1" in refused(capsys, *arguments, "--overwrite")
+    assert {name: (out / name).read_bytes() for name in before} == before
+    assert "--overwrite" in refused(capsys, *arguments)
+    write(bad, "Three.")
+    assert run(*arguments, "--overwrite") == 0
+    assert len(read_set(out)) == len(before) + 1 and not list(out.glob(".*"))
+
+
 def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, capsys):
     text, out = write(tmp_path / "a.txt", "One. Two."), tmp_path / "out"
     out.mkdir()
     write(out / "thesis.tex", "mine")
     message = refused(capsys, "text", text, "--out", out, "--tokenizer", FOLDER, "--overwrite")
     assert "thesis.tex" in message and read_set(out) == {"thesis.tex": b"mine"}
-    for place, problem in ((text, "is a file"), ("gs://bucket/set", "local --out")):
+    file = write(tmp_path / "b.txt", "mine")
+    for place, problem in ((file, "is a file"), ("gs://bucket/set", "local --out")):
         message = refused(capsys, "text", text, "--out", place, "--tokenizer", FOLDER)
         assert problem in message
 
@@ -172,7 +188,7 @@ def test_kills_change_no_byte(tmp_path: Path, corpus: list[Path]):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert prepare(corpus, whole, "--max_length=128", "--valid_per_mille=50") == 0
     process = start(corpus, killed, workers=2)
-    while not list(killed.glob(".part-*")):
+    while not list(killed.glob("*/.part-*")):
         assert process.poll() is None
         time.sleep(0.01)
     process.kill()
@@ -191,15 +207,15 @@ def test_ctrl_c_and_a_killed_worker(tmp_path: Path, corpus: list[Path]):
     out = tmp_path / "out"
     for ending, code in ((signal.SIGINT, 130), (signal.SIGKILL, 3)):
         process = start(corpus, out, workers=2, stderr=subprocess.PIPE)
-        before = len(list(out.glob(".part-*")))
-        while len(list(out.glob(".part-*"))) == before:
+        before = len(list(out.glob("*/.part-*")))
+        while len(list(out.glob("*/.part-*"))) == before:
             assert process.poll() is None
             time.sleep(0.01)
         if ending == signal.SIGINT:
             process.send_signal(ending)
         else:
             # Python's own helper process is a child too; workers have the units' files open.
-            while not (written := list(out.glob(".writing-*"))):
+            while not (written := list(out.glob("*/.writing-*"))):
                 time.sleep(0.01)
             os.kill(int(written[0].name.rpartition("-")[2]), ending)
         stderr = process.communicate(timeout=60)[1].decode()

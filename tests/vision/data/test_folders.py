@@ -139,7 +139,7 @@ def test_a_class_may_be_missing_in_evaluation_and_is_named(folder):
 
 def test_a_class_without_training_images_is_refused(folder):
     shutil.rmtree(folder / "train" / "ant")
-    with pytest.raises(BadInputError, match=r"train has no image of 1 of 2 classes \(ant\)"):
+    with pytest.raises(BadInputError, match=r"train has no example of 1 of 2 classes \(ant\)"):
         open_data(config_of(folder))
 
 
@@ -265,6 +265,62 @@ def test_a_workdir_among_the_classes_is_none(flat):
     (run / "environment.json").write_text("[]")
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(run / "learning_curve.png")
     assert "run" not in build_source(config_of(flat, eval_fraction=0.1).data, "train").class_names
+
+
+# --- Splits that are there, and images in other places -------------------------------------------
+
+
+def test_an_evaluation_split_without_class_folders_is_refused(folder):
+    """As ImageNet's validation images: training images would be evaluated in their place."""
+    for image in (folder / "val").glob("*/*.*"):
+        image.rename(folder / "val" / f"{image.parent.name} {image.name}")
+    for name in ("ant", "zebra"):
+        shutil.rmtree(folder / "val" / name)
+    for fraction in (0.2, 0.0):
+        with pytest.raises(
+            BadInputError, match=rf"^{folder}/val: 6 images lie in it itself, .* each"
+        ):
+            open_data(config_of(folder, eval_fraction=fraction))
+    for image in (folder / "val").glob("*.*"):
+        image.unlink()
+    data = open_data(config_of(folder, eval_fraction=0.2))  # an empty folder is no split
+    assert len(data.train) + len(data.eval) == 4
+
+
+def test_splits_beside_training_that_are_not_used_are_named(folder):
+    shutil.move(folder / "val", folder / "valid")
+    shutil.copytree(folder / "valid", folder / "test")
+    data = open_data(config_of(folder, eval_fraction=0.2))
+    assert data.train.note == (
+        f"{folder}: val is a part of train; not used: test, valid "
+        "(--config.data.eval_split=test evaluates it)"
+    )
+    for split in ("test", "valid"):
+        data = open_data(config_of(folder, eval_fraction=0.2, eval_split=split))
+        assert len(data.eval) == 4 and not data.train.note
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_images_one_folder_too_deep_are_found(folder, fraction):
+    """As in Tiny ImageNet: CLASS/images/IMAGE."""
+    for split in ("train", "val"):
+        for name in ("ant", "zebra"):
+            (folder / split / name / "images").mkdir()
+            for image in (folder / split / name).glob("[ab].*"):
+                image.rename(folder / split / name / "images" / image.name)
+    words = (
+        rf"^{folder}/train/ant: no image in it .*, and images in {folder}/train/ant/images; move"
+    )
+    with pytest.raises(BadInputError, match=words):
+        open_data(config_of(folder, eval_fraction=fraction))
+
+
+def test_two_folders_of_one_name_are_refused(folder):
+    """Composed and decomposed letters look alike; the images of one would be left out."""
+    for form in ("NFC", "NFD"):
+        (folder / "train" / unicodedata.normalize(form, "é")).mkdir()
+    message = refused({"source": "image_folder", "path": str(folder)}, "train")
+    assert "two folders have the name" in message and "one with composed letters" in message
 
 
 # --- A folder as people keep them -----------------------------------------------------------------

@@ -154,7 +154,7 @@ def test_another_class_than_those_of_the_training_split():
 
 def test_a_class_without_a_training_example_is_refused():
     """As of a folder, where the labels are read."""
-    words = r"no image of 1 of 3 classes \(0\); name the classes by an attribute data.classes, or"
+    words = r"no example of 1 of 3 classes \(0\); name the classes by an attribute data.classes, or"
     with pytest.raises(BadInputError, match=words):
         open_data(SOURCE, splits=([(GREY, 1), (GREY, 2)], [(GREY, 1)]))
 
@@ -184,8 +184,18 @@ def test_classes_of_the_evaluation_split_go_by_name():
 
     assert labels("cat", "dog") == [0, 1]
     assert labels("dog", "cat") == labels("dog") == [1, 1]
-    with pytest.raises(BadInputError, match=r"no image of 1 of 3 classes \(cow\)"):
+    with pytest.raises(BadInputError, match=r"no example of 1 of 3 classes \(cow\)"):
         labels("cow", "dog")
+
+
+def test_classes_may_be_tuples_of_synonyms():
+    """As of torchvision's ImageNet, where a bird and a machine are both ("crane",)."""
+    classes = [("tench", "Tinca tinca"), ("crane",), ("hen",), ("crane",)]
+    kind = type("ImageNet", (list,), {"classes": classes})
+    train = kind([(GREY + k, k) for k in range(4)])
+    data = open_data(SOURCE, splits=(train, kind([(GREY + 9, 3), (GREY + 8, 0)])))
+    assert data.train.class_names == ("tench, Tinca tinca", "crane (1)", "hen", "crane (3)")
+    assert [data.eval[k]["label"] for k in range(2)] == [3, 0]
 
 
 def test_a_run_knows_its_examples_by_length_classes_and_content():

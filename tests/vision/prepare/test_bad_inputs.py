@@ -178,7 +178,7 @@ CIFAR: dict[str, tuple[Make, str]] = {
     "too few names": (cifar("batches.meta.txt", b"cat\ndog\n"), "record 0: label 3 has no class"),
     "a batch twice": (cifar("copy/test_batch.bin", cifar_record(4)), ": a second test_batch.bin;"),
     "the Python version": (
-        lambda folder: make_tar(folder / "c.tar.gz", PYTHON, "w:gz"), "not the Python version"
+        lambda folder: make_tar(folder / "c.tar.gz", PYTHON, "w:gz"), "CIFAR's version for Python"
     ),
 }  # fmt: skip
 TARS: dict[str, tuple[Make, str]] = {

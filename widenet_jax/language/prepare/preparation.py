@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from widenet_jax.corpus.preparation import Preparation, written_whole
 from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data import records
-from widenet_jax.data.records import Check
+from widenet_jax.data.checks import Checked, run_checks
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import file_sha256
 from widenet_jax.language.data.token_streams import KIND, open_stream, token_file_name
@@ -212,14 +213,15 @@ class JoinedUnits:
             before += size
 
 
-def checks_of_set(directory: str, split: str) -> Iterator[Check]:
-    """Yields the check of a split's file: by its hash, which reads all of it."""
-    written = records.read_manifest(directory, KIND)["splits"][split]["sha256"]
-    path = str(epath.Path(directory) / token_file_name(split))
+def check_set(directory: str, splits: Sequence[str]) -> Checked:
+    """Reads the file of each split, and compares its hash."""
+    written = records.read_manifest(directory, KIND)["splits"]
 
-    def check() -> None:
+    def check(split: str) -> None:
         open_stream(directory, split, 1)
-        if file_sha256(path) != written:
+        path = str(epath.Path(directory) / token_file_name(split))
+        if file_sha256(path) != written[split]["sha256"]:
             raise BadInputError(f"{path}: damaged; copy it again or prepare the set again")
 
-    yield check
+    checks = {f"{directory}, split {split}": [partial(check, split)] for split in splits}
+    return run_checks(checks, "files of tokens")

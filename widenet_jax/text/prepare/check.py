@@ -2,7 +2,7 @@
 
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import tqdm
@@ -12,7 +12,7 @@ from widenet_jax.config.parser import Options
 from widenet_jax.corpus.files import first_bytes
 from widenet_jax.corpus.inputs import files_below
 from widenet_jax.corpus.readers import Input, detect, texts
-from widenet_jax.data.records import Check, Checked
+from widenet_jax.data.checks import Check, Checked, run_checks
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.files import READERS, suffix_of
 from widenet_jax.text.data.squad import read_questions
@@ -23,10 +23,14 @@ TABLES = (".tsv", ".csv")  # a parquet or JSON file is one where its label colum
 COLUMNS = ("text_column", "pair_column", "label_column", "label_names")
 
 
-def checks_of_set(directory: str, split: str) -> Iterator[Check]:
-    """Returns a check of each sequence of a prepared set."""
-    source = TextRecords({"path": directory}, split, {})
-    return (partial(source.__getitem__, index) for index in range(len(source)))
+def check_set(directory: str, splits: Sequence[str]) -> Checked:
+    """Reads each sequence of a prepared set."""
+
+    def checks(split: str) -> Iterator[Check]:
+        source = TextRecords({"path": directory}, split, {})
+        yield from (partial(source.__getitem__, index) for index in range(len(source)))
+
+    return run_checks({f"{directory}, split {s}": checks(s) for s in splits}, "sequences")
 
 
 def check(path: str, options: Options) -> Checked:

@@ -7,15 +7,14 @@ import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.contents import THREADS
+from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import LabelledImages, check_class_names, counts_text
+from widenet_jax.data.labelled import LabelledImages, check_class_names, counts_text, names_text
 from widenet_jax.data.records import MANIFEST
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
 from widenet_jax.data.splits import check_split, parse_slice, slice_of
@@ -96,7 +95,7 @@ class ImageFolder(LabelledImages):
         def inside(name: str) -> bool:
             return not divided or holdout.holds(name) == (split == holdout.eval_split)
 
-        names = {unicodedata.normalize("NFC", name): name for name in _subfolders(folder)}
+        names = _class_folders(folder)
         found = {name: _contents(folder / names[name], names[name]) for name in sorted(names)}
         if divided:  # an empty folder is no class; in a split's own folder it may be a broken copy
             found = {name: contents for name, contents in found.items() if any(contents)}
@@ -105,7 +104,7 @@ class ImageFolder(LabelledImages):
         if loose > sum(len(images) for images, _ in found.values()):
             raise BadInputError(
                 f"{folder}: {loose:,} images lie in it itself, which is right for the folder of a "
-                "class; it must hold a folder for each class (is config.data.path one too deep?)"
+                "class; it must hold a folder for each class (or is config.data.path one too deep?)"
             )
         if not found:
             raise BadInputError(
@@ -115,11 +114,12 @@ class ImageFolder(LabelledImages):
         others = {name: f"{kind} in no class" for name, kind in beside.items() if kind != "folder"}
         for name, (images, rest) in found.items():
             others |= rest
-            if divided and not images:
+            there = "" if images else _images_below(folder, rest)
+            if not images and (divided or there):
                 raise BadInputError(
                     f"{folder / names[name]}: no image in it ({', '.join(IMAGE_SUFFIXES)}), but "
-                    f"other files ({counts_text(Counter(rest.values()))}); convert or remove "
-                    "them, or name the folder that holds the class folders"
+                    f"other files ({counts_text(Counter(rest.values()))}){there}; move, convert or "
+                    "remove them, or name the folder that holds the class folders"
                 )
         self.class_names = tuple(found)
         check_class_names(self.class_names, folder)
@@ -131,6 +131,7 @@ class ImageFolder(LabelledImages):
             self.split_advice = holdout.split_advice(root)
         if divided and holdout.fraction < 1:
             total = sum(len(images) for images, _ in found.values())
+            self.note = "" if folder == Path(root) else _unused(folder, holdout)
             self.part_of = (
                 f"of {total:,}: --{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
             )
@@ -143,16 +144,13 @@ class ImageFolder(LabelledImages):
     def __getitem__(self, index: int) -> dict[str, Any]:
         path = self.describe(index)
         try:
-            return {"image": read_regular(path), "label": int(self.record_labels[index])}
-        except OSError as error:
-            if not os.path.isdir(folder := os.path.dirname(path)):
-                raise BadInputError(
-                    f"{folder}: class folder is gone; is its disk still there?"
-                ) from None
-            dangling = error.errno == errno.ENOENT and os.path.islink(path)
-            reason = "link to a file that is not there" if dangling else error.strerror
-            kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
-            raise kind(f"{path}: {reason}; replace or remove it") from None
+            return {"image": read_photo(path), "label": int(self.record_labels[index])}
+        except BadExampleError:
+            if os.path.isdir(folder := os.path.dirname(path)):
+                raise
+            raise BadInputError(
+                f"{folder}: class folder is gone; is its disk still there?"
+            ) from None
 
     def describe(self, index: int) -> str:
         return f"{self._folder}/{self._files[index]}"
@@ -160,8 +158,7 @@ class ImageFolder(LabelledImages):
     def files(self) -> list[str]:
         """Returns the name of each file, and sizes of at most MAX_SIZES; see `contract.Source`."""
         some = range(0, len(self), -(-len(self) // MAX_SIZES) or 1)
-        with ThreadPoolExecutor(THREADS) as pool:
-            return [*self._files, *pool.map(self._size, some)]
+        return [*self._files, *in_threads(self._size, some)]
 
     def _size(self, index: int) -> str:
         try:
@@ -173,6 +170,22 @@ class ImageFolder(LabelledImages):
         """Returns the records between bounds, which are applied to every class: int64 [n]."""
         places = [np.flatnonzero(self.record_labels == k) for k in range(len(self.class_names))]
         return np.concatenate([records[slice_of(bounds, len(records))] for records in places])
+
+
+def read_photo(path: str | os.PathLike) -> bytes:
+    """Returns the bytes of an image file.
+
+    Raises:
+      BadExampleError: the file cannot be read.
+      BadInputError: nor may others; see FILE_ERRORS.
+    """
+    try:
+        return read_regular(path)
+    except OSError as error:
+        dangling = error.errno == errno.ENOENT and os.path.islink(path)
+        reason = "link to a file that is not there" if dangling else error.strerror
+        kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
+        raise kind(f"{path}: {reason}; replace or remove it") from None
 
 
 def check_folder(root: str, field: str = "") -> None:
@@ -242,7 +255,7 @@ def _suffix_of(name: str) -> str:
 
 def splits_of(root: str, holdout: Holdout) -> list[str]:
     """Returns the splits of a folder: the two of the holdout, or else its folders."""
-    if holdout.fraction and not _has_classes(Path(root) / holdout.eval_split):
+    if holdout.fraction and not _is_split(Path(root), holdout):
         return [holdout.train_split, holdout.eval_split]
     return _subfolders(Path(root))
 
@@ -250,7 +263,7 @@ def splits_of(root: str, holdout: Holdout) -> list[str]:
 def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]:
     """Returns the folder that holds the classes of a split, and whether it holds both splits."""
     parts = (holdout.train_split, holdout.eval_split)
-    if not holdout.fraction or split not in parts or _has_classes(root / holdout.eval_split):
+    if not holdout.fraction or split not in parts or _is_split(root, holdout):
         splits = _subfolders(root)
         if split not in splits and not any(_has_classes(root / name) for name in splits):
             raise BadInputError(
@@ -269,6 +282,43 @@ def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]
         )
     train = root / holdout.train_split
     return (train if _has_classes(train) else root), True
+
+
+def _is_split(root: Path, holdout: Holdout) -> bool:
+    """Returns whether the evaluation split has its own folder, perhaps of images in no class."""
+    folder = root / holdout.eval_split
+    loose = _has_classes(root / holdout.train_split) and folder.is_dir() and _contents(folder, "-")
+    return _has_classes(folder) or bool(loose and loose[0])
+
+
+def _unused(folder: Path, holdout: Holdout) -> str:
+    """Returns a line on splits beside the folder from which evaluation is held out; "" for none."""
+    beside = [name for name in _subfolders(folder.parent) if _has_classes(folder.parent / name)]
+    if not (unused := [name for name in beside if name != folder.name]):
+        return ""
+    return (
+        f"{folder.parent}: {holdout.eval_split} is a part of {folder.name}; not used: "
+        f"{names_text(unused)} (--config.data.eval_split={unused[0]} evaluates it)"
+    )
+
+
+def _images_below(folder: Path, rest: Mapping[str, str]) -> str:
+    """Says where images lie too deep, in a folder among other files of a class."""
+    inner = [name for name, kind in rest.items() if kind == "folder in a class"]
+    deep = [name for name in inner if _contents(folder / name, name)[0]]
+    return f", and images in {folder / deep[0]}" if deep else ""
+
+
+def _class_folders(folder: Path) -> dict[str, str]:
+    """Returns the folder of each class, by its name in composed letters (NFC)."""
+    folders = _subfolders(folder)
+    names = {unicodedata.normalize("NFC", name): name for name in folders}
+    if odd := {*folders} - {*names.values()}:
+        raise BadInputError(
+            f"{folder}: two folders have the name {odd.pop()}, one with composed letters and one "
+            "with decomposed ones; move the images of both into one"
+        )
+    return names
 
 
 def _has_classes(folder: Path) -> bool:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import LabelledImages, check_class_names, checked_pixels, names_text
 from widenet_jax.data.sources import example_at
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.errors import BadInputError
 from widenet_jax.vision.data.files import read_pillow
+from widenet_jax.vision.data.folders import read_photo
 
 
 class Objects(LabelledImages):
@@ -74,7 +74,7 @@ class Objects(LabelledImages):
         """Returns the bytes of a file, or uint8 [H, W, 1 or 3]."""
         try:
             if isinstance(image, str | os.PathLike):
-                return read_regular(image)
+                return read_photo(image)
             if hasattr(image, "convert"):  # Pillow's
                 return read_pillow(image, self._upright)
             if isinstance(image, bytes):
@@ -86,10 +86,6 @@ class Objects(LabelledImages):
                     "give all images as many (files and images of Pillow have 3)"
                 )
             return pixels
-        except OSError as error:
-            raise BadExampleError(
-                f"{self.describe(index)}: {image}: {error.strerror}; name a file"
-            ) from None
         except BadInputError as error:
             raise type(error)(f"{self.describe(index)}: {error}") from None
 
@@ -164,7 +160,12 @@ def channels_of(examples: Any) -> int:
 def given_classes(examples: Any) -> list[Any]:
     """Returns the `classes` of an object, a list or an array; [] where it has none."""
     classes = getattr(examples, "classes", None)
-    return [] if classes is None else list(classes)
+    classes = [] if classes is None else list(classes)
+    if not any(isinstance(names, tuple) for names in classes):
+        return classes
+    # torchvision's ImageNet: tuples of synonyms, and two of them are ("crane",).
+    names = [", ".join(map(str, names)) for names in classes]
+    return [f"{one} ({k})" if names.count(one) > 1 else one for k, one in enumerate(names)]
 
 
 def labels_of(examples: Any) -> list[Any]:

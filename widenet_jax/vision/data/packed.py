@@ -15,6 +15,8 @@ from widenet_jax.errors import BadInputError, first_line
 class ArrayRecord(PackedSet, LabelledImages):
     """A packed set of labelled images."""
 
+    labels_to_read = True
+
     def __init__(self, directory: str, split: str):
         super().__init__(directory, split, kind="images", unit="image")
         self.class_names = tuple(self.manifest["class_names"])
@@ -33,6 +35,8 @@ class Tfds(Packed, LabelledImages):
 
     TFDS does not store the sizes of its shards in bytes, so each is opened once at the start.
     """
+
+    labels_to_read = True
 
     def __init__(self, name: str, path: str, split: str):
         import tensorflow_datasets as tfds

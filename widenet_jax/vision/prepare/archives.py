@@ -27,13 +27,15 @@ from widenet_jax.data.input_files import MAX_IMAGE_BYTES, read_input
 from widenet_jax.errors import BadInputError
 from widenet_jax.vision.data.folders import kind_left_out
 from widenet_jax.vision.prepare.arrays import png
-from widenet_jax.vision.prepare.packing import Converted, check_labels, split_files
+from widenet_jax.vision.prepare.packing import Converted, check_labels, composed, split_files
 
 CIFAR_CLASSES = 10
 CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
 CIFAR_FILE_BYTES = 10_000 * CIFAR_RECORD_BYTES
 CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR_TEST, CIFAR_NAMES = "test_batch.bin", "batches.meta.txt"
+
+PICKLES = {"cifar-10-batches-py", "cifar-100-python"}  # folders
 
 MAX_INNER_ARCHIVE_BYTES = 4 << 30
 MAX_EXTENDED_HEADER_BYTES = 1 << 20
@@ -135,6 +137,7 @@ def members(content: BinaryIO, where: str) -> Iterator[Member]:
         if header is None:
             break
         place = f"{where}:{header.name}"
+        refuse_pickles(header.name, where)
         if header.isdir() or Path(header.name).name.startswith("."):
             continue
         if header.issparse() or not header.isreg():
@@ -146,6 +149,16 @@ def members(content: BinaryIO, where: str) -> Iterator[Member]:
         yield member
     with _named(where, archive):
         _verify_end(archive, content)
+
+
+def refuse_pickles(path: str, where: str) -> None:
+    """Raises BadInputError where a file, by its folder, is of CIFAR's version for Python."""
+    if PICKLES & {*Path(path).parts}:
+        raise BadInputError(
+            f"{where}: CIFAR's version for Python, of pickles, which could run code and are not "
+            "read; take cifar-10-binary.tar.gz (prepare_data.py cifar10_binary), or write images "
+            "and labels to an .npz (prepare_data.py npz)"
+        )
 
 
 def _verify_end(archive: tarfile.TarFile, content: BinaryIO) -> None:
@@ -179,15 +192,15 @@ def read_tar(options: Options) -> Converted:
     """
     labels_by_name = _read_labels(options.labels) if options.labels else {}
     files = split_files(options.input)
-    names: set[str] = set()
+    names: dict[str, set[str]] = {}
     counts: dict[str, int | None] = {}
     left_out: Counter[str] = Counter()
     for split, paths in files.items():
         wanted = _wanted(itertools.chain(*map(read_archive, paths)), Counter())
         found = [(_class_of(m, labels_by_name), m.is_archive) for m in wanted]
-        names.update(name for name, _ in found)
+        names[split] = {name for name, _ in found}
         counts[split] = None if any(is_archive for _, is_archive in found) else len(found)
-    label_of = {name: label for label, name in enumerate(sorted(names))}
+    label_of = {name: label for label, name in enumerate(sorted(set().union(*names.values())))}
 
     def examples(paths: Iterable[str]) -> Iterator[tuple[int, bytes, str]]:
         for member in _wanted(itertools.chain(*map(read_archive, paths)), left_out):
@@ -196,7 +209,8 @@ def read_tar(options: Options) -> Converted:
                 yield label, image.read(), image.where
 
     splits = {split: examples(paths) for split, paths in files.items()}
-    return Converted(tuple(label_of), splits, counts, left_out=left_out)
+    present = {split: {label_of[name] for name in some} for split, some in names.items()}
+    return Converted(tuple(label_of), splits, counts, left_out=left_out, present=present)
 
 
 def _read_labels(path: str) -> dict[str, str]:
@@ -225,7 +239,7 @@ def _class_of(member: Member, labels_by_name: Mapping[str, str]) -> str:
         raise BadInputError(
             f"{member.where}: lies in no class folder and --labels does not list it"
         )
-    return label
+    return composed(label)
 
 
 def _images_of(member: Member, left_out: Counter[str]) -> Iterator[Member]:
@@ -261,7 +275,7 @@ def read_cifar10_binary(options: Options) -> Converted:
     if not train or CIFAR_TEST not in files:
         raise BadInputError(
             f"{archive}: holds no data_batch_*.bin and test_batch.bin; "
-            "download cifar-10-binary.tar.gz (not the Python version)"
+            "download cifar-10-binary.tar.gz"
         )
     try:
         names = tuple(files.get(CIFAR_NAMES, b"").decode().split())

@@ -14,7 +14,13 @@ from widenet_jax.data.input_files import MAX_IMAGE_BYTES, open_input, open_parqu
 from widenet_jax.data.input_files import class_names as class_names_of
 from widenet_jax.data.labelled import names_text
 from widenet_jax.errors import BadInputError, first_line
-from widenet_jax.vision.prepare.packing import Converted, check_labels, same_classes, split_files
+from widenet_jax.vision.prepare.packing import (
+    Converted,
+    check_labels,
+    composed,
+    same_classes,
+    split_files,
+)
 
 MAX_TABLE_BYTES = 256 << 20  # of the offsets, labels and class names of a pack
 MAX_CLASSES = 1_000_000  # a label that a damaged file holds must not size the table of class names
@@ -49,7 +55,7 @@ def read_npz(options: Options) -> Converted:
         for path in paths:
             with _open_pack(path) as pack:
                 if sizes[path] is None:
-                    own = (number_of.get(label, label) for label in labels[path].tolist())
+                    own = (number_of.get(composed(k), k) for k in labels[path].tolist())
                     yield from zip(own, map(png, pack["images"]), strict=True)
                     continue
                 with _open_images(pack) as (content, _):
@@ -59,7 +65,8 @@ def read_npz(options: Options) -> Converted:
 
     counts = {split: sum(len(labels[path]) for path in files[split]) for split in files}
     splits = {split: examples(paths) for split, paths in files.items()}
-    class_names = _names_of(set().union(*(of.tolist() for of in labels.values())), names)
+    found = set().union(*(of.tolist() for of in labels.values()))
+    class_names = _names_of({*map(composed, found)}, names)
     number_of = {name: number for number, name in enumerate(class_names)}
     return Converted(class_names, splits, counts)
 
@@ -181,7 +188,7 @@ def read_parquet(options: Options) -> Converted:
                 _check_columns(file.schema_arrow, path, *columns)
                 names[path] = class_names_of(file.schema_arrow.metadata, columns[1])
                 num_classes = len(names[path]) or MAX_CLASSES
-                found |= _labels_of(file, path, columns[1], num_classes)
+                found.update(map(composed, _labels_of(file, path, columns[1], num_classes)))
                 counts[split] += file.metadata.num_rows
     class_names = _names_of(found, names)
     number_of = {name: number for number, name in enumerate(class_names)}
@@ -192,12 +199,26 @@ def read_parquet(options: Options) -> Converted:
                 batches = file.iter_batches(IMAGE_ROWS, columns=columns)
                 rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
                 for number, row in enumerate(rows):
-                    image, label = (row[column] for column in columns)
+                    image, label = row[columns[0]], composed(row[columns[1]])
                     where = f"{path} record {number}"
                     yield number_of.get(label, label), _image_bytes(image, where), where
 
     splits = {split: examples(paths) for split, paths in files.items()}
     return Converted(class_names, splits, counts)
+
+
+def image_column(path: str) -> str:
+    """Returns the name of a parquet file's first column of images, in bytes; "" without one."""
+    with _open_table(path) as file:
+        return next((field.name for field in file.schema_arrow if _holds_images(field.type)), "")
+
+
+def _holds_images(kind: Any) -> bool:
+    import pyarrow as pa  # slow to import
+
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 def _open_table(path: str) -> contextlib.AbstractContextManager:
@@ -219,9 +240,7 @@ def _check_columns(schema: Any, path: str, image_column: str, label_column: str)
         raise BadInputError(
             f"{path}: column {label_column!r} holds {label}; needs integers or text"
         )
-    if pa.types.is_struct(image) and image.get_field_index("bytes") >= 0:
-        image = image.field("bytes").type
-    if not (pa.types.is_binary(image) or pa.types.is_large_binary(image)):
+    if not _holds_images(image):
         raise BadInputError(f"{path}: column {image_column!r} holds {image}; needs images as bytes")
 
 

@@ -3,23 +3,22 @@
 import hashlib
 import mimetypes
 import os
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from concurrent import futures
-from functools import partial
+from collections.abc import Collection, Sequence
 
 import tqdm
 
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Options
-from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE, check_bad
-from widenet_jax.data.input_files import read_regular
+from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE, check_bad, in_threads, tried
+from widenet_jax.data.checks import Checked, run_checks
 from widenet_jax.data.labelled import left_out_text, names_text
-from widenet_jax.data.records import Check, Checked, problem_of
+from widenet_jax.data.sources import open_splits
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.vision.data.files import decode
-from widenet_jax.vision.data.folders import Holdout, ImageFolder, kind_left_out, walk
-from widenet_jax.vision.data.packed import ArrayRecord
+from widenet_jax.vision.data.folders import ImageFolder, kind_left_out, read_photo, walk
+from widenet_jax.vision.prepare import archives, arrays, packing
 
 ADVICE = (
     "replace or remove them, or train with --config.data.on_bad_example=skip (configs/finetune.py "
@@ -41,24 +40,83 @@ def check(path: str, options: Options) -> Checked | None:
             images.append(file)
     if not images and not left_out:
         raise BadInputError(f"{path}: an empty folder, so there is nothing to check")
+    if not images:
+        others = [file for file in left_out if not _hidden(file, path)]
+        if checked := check_packs(others, path, options):
+            return checked
     if not images and not all(_hidden(file, path) or _is_image(file) for file in left_out):
         return None
-    with futures.ThreadPoolExecutor() as pool:
-        lines = pool.map(problem_of, [partial(check_file, file, same) for file in images])
-        found = list(tqdm.tqdm(lines, desc="check", total=len(images), unit="image"))
+    bar = tqdm.tqdm(images, desc="check", unit="image")
+    found = in_threads(lambda file: tried(check_file, file, same)[1], bar)
     problems = {file: [line] for file, line in zip(images, found, strict=True) if line}
     notes = [f"{file}: left out ({kind})" for file, kind in left_out.items()]
     notes += [f"{file}: an empty folder" for file in empty]
-    notes += class_notes([file for file in images if not _hidden(file, path)], path)
+    visible = [file for file in images if not _hidden(file, path)]
+    notes += class_notes(visible, path)
     if copies := sorted(sorted(files) for files in same.values() if len(files) > 1):
         names = names_text([names_text(files, " = ") for files in copies], "; ")
         notes.append(
             f"{path}: images with copies, which evaluation may get: {len(copies):,} ({names})"
         )
+    config, splits, refusals = load_config("configs/finetune.py"), {}, {}
+    train, evaluation = config.data.train_split, config.data.eval_split
+    top = {os.path.relpath(file, path).split(os.sep)[0] for file in visible}
+    folders = {name for name in top if os.path.isdir(os.path.join(path, name))}
+    divided = train in folders
+    for name in sorted(folders - {train} if divided else ()) or [evaluation]:
+        data = {**config.data, "path": path, "eval_split": name}
+        opened, refusal = tried(open_splits, config, data, None, kind=BadInputError)
+        splits |= {} if refusal else {train: opened[0], name: opened[1]}
+        refusals |= {refusal: None} if refusal else {}
+    if not divided and len(folders) > 1:
+        notes += [f"{path}: not for training: {refusal}" for refusal in refusals]
+    advice = ADVICE + verdict([*splits.values()], problems, config.data.max_bad_fraction)
+    advice = {"advice": advice} if problems else {}
+    problems |= {path: [*refusals]} if divided else {}
     what = f"{len(images):,} images"
     if left_out:
         what += f", {left_out_text(Counter(left_out.values()))}"
-    return Checked(what, problems, notes, ADVICE + verdict(path, problems))
+    return Checked(what, problems, notes, **advice)
+
+
+def reader_of(file: str) -> str:
+    """Returns the packer's reader of a file that holds many images; "" of other files."""
+    archives.refuse_pickles(os.path.abspath(file), file)
+    name = os.path.basename(file).lower()
+    if name.endswith(".npz"):
+        return "arrays:read_npz"
+    if name.endswith(".parquet"):
+        return "arrays:read_parquet" if arrays.image_column(file) else ""
+    if not re.search(r"\.(tar(\.\w+)?|tgz)$", name):
+        return ""
+    return "archives:read_" + ("cifar10_binary" if "cifar-10-binary" in name else "tar")
+
+
+def check_packs(files: Sequence[str], place: str, options: Options) -> Checked | None:
+    """Reads files of many images as a packer does; None where there are none.
+
+    Their names begin with their splits, as of train_1.npz and train-00000-of-00002.parquet.
+    """
+    readers = {file: reader_of(file) for file in files}
+    reader = next(filter(None, readers.values()), "")
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        if reader and readers[file] == reader:
+            split = re.match("[a-z]*", os.path.basename(file).lower())[0]
+            splits.setdefault(split or place, []).append(file)
+    if not splits:
+        return None
+    first = next(iter(splits.values()))[0]
+    how = {
+        "reader": f"widenet_jax.vision.prepare.{reader}",
+        "input": first if "cifar10" in reader else splits,
+        "image_column": arrays.image_column(first) if "parquet" in reader else "",
+        "label_column": options.label_column or "label",
+    }
+    found = packing.read_set(Options(labels=options.labels, **how))
+    rest = [f"{file}: left out" for file in files if readers[file] != reader]
+    found.notes = [*rest, *found.notes]
+    return check_converted(found, place)
 
 
 def class_notes(images: Sequence[str], path: str) -> list[str]:
@@ -77,15 +135,12 @@ def class_notes(images: Sequence[str], path: str) -> list[str]:
     return notes
 
 
-def verdict(path: str, problems: Collection[str]) -> str:
+def verdict(splits: Sequence[ImageFolder], problems: Collection[str], limit: float) -> str:
     """Says whether configs/finetune.py accepts the images of a folder that cannot be read."""
-    data, bad = load_config("configs/finetune.py").data, set(map(os.path.normpath, problems))
-    worst, limit = 0.0, data.max_bad_fraction
-    for split in (data.train_split, data.eval_split):
-        try:
-            source = ImageFolder(path, split, Holdout(data.eval_fraction))
-        except BadInputError:  # no folder to train on
-            return "; more need a larger config.data.max_bad_fraction"
+    if not splits:  # no folder to train on
+        return "; more need a larger config.data.max_bad_fraction"
+    bad, worst = set(map(os.path.normpath, problems)), 0.0
+    for source in splits:
         size = len(source)
         here = sum(os.path.normpath(source.describe(index)) in bad for index in range(size))
         try:
@@ -101,19 +156,25 @@ def verdict(path: str, problems: Collection[str]) -> str:
 
 def check_file(path: str, same: dict[bytes, list[str]]) -> None:
     """Adds an image file to those with the same bytes; raises BadInputError if it is unreadable."""
-    try:
-        content = read_regular(path)
-        decode(content, path)
-        same.setdefault(hashlib.sha256(content).digest(), []).append(path)
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}; replace or remove it") from None
+    content = read_photo(path)
+    decode(content, path)
+    same.setdefault(hashlib.sha256(content).digest(), []).append(path)
 
 
-def checks_of_set(directory: str, split: str) -> Iterator[Check]:
-    """Yields a check of each image of a packed set."""
-    source = ArrayRecord(directory, split)
-    for index in range(len(source)):
-        yield lambda index=index: decode(source[index]["image"], source.describe(index))
+def check_set(directory: str, _: Sequence[str]) -> Checked:
+    """Reads every image of a packed set."""
+    return check_converted(packing.read_packed(Options(input=directory)), directory)
+
+
+def check_converted(found: packing.Converted, place: str) -> Checked:
+    """Reads a set as a packer does, and writes nothing."""
+    splits = {f"{place}, split {split}": found.checks(split) for split in found.splits}
+    checked = run_checks(splits, "images")
+    if not any(found.present.values()):
+        raise BadInputError(f"{place}: no image in it")
+    _, problem = tried(found.check_classes, kind=BadInputError)
+    problems = {**checked.problems, place: [f"{place}: {problem}"] if problem else []}
+    return checked._replace(problems=problems, notes=found.lines())
 
 
 def _hidden(path: str, root: str) -> bool:

@@ -10,9 +10,9 @@ unpickled.
 import dataclasses
 import glob
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,15 +21,20 @@ import tqdm
 
 from widenet_jax.config.parser import Options, show
 from widenet_jax.data import records
+from widenet_jax.data.blocks import in_threads, tried
+from widenet_jax.data.checks import Check
 from widenet_jax.data.input_files import shards_text
-from widenet_jax.data.labelled import check_class_names, left_out_text, names_text
-from widenet_jax.data.records import problem_of
-from widenet_jax.data.sources import missing_classes
+from widenet_jax.data.labelled import (
+    LabelledImages,
+    check_class_names,
+    check_seen,
+    left_out_text,
+    names_text,
+)
 from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
 from widenet_jax.specs import resolve
 from widenet_jax.vision.data import files, folders
-
-AHEAD = 16  # images that are decoded while earlier ones are written
+from widenet_jax.vision.data.packed import ArrayRecord
 
 
 @dataclasses.dataclass
@@ -39,10 +44,12 @@ class Converted:
     Attributes:
       class_names: label k is class_names[k].
       splits: for each split an iterable, to be read once, of (label, encoded image), perhaps with
-        the image's name; the error in place of the image where a file cannot be read.
+        the image's name; a text in place of the image says why its file cannot be read.
       counts: images of each split, for the progress bar; None where unknown before the end.
       notes: lines for the user.
       left_out: how many files are not read, by suffix.
+      present: the labels of each split that are known, or have been read.
+      damaged: a line for each image that cannot be read, of those that have been read.
     """
 
     class_names: tuple[str, ...]
@@ -50,29 +57,71 @@ class Converted:
     counts: Mapping[str, int | None]
     notes: Sequence[str] = ()
     left_out: Counter[str] = dataclasses.field(default_factory=Counter)
+    present: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+    damaged: list[str] = dataclasses.field(default_factory=list)
+
+    def named(self, split: str) -> Iterator[tuple[int, bytes | str, str]]:
+        """Yields the examples of a split, each with its name, and notes their labels."""
+        present = self.present.setdefault(split, set())
+        for number, (label, image, *name) in enumerate(self.splits[split]):
+            if not isinstance(image, str):
+                present.add(label)
+            yield label, image, name[0] if name else f"image {number:,} of {split}"
+
+    def checks(self, split: str) -> Iterator[Check]:
+        """Yields a check of each image of a split."""
+        return (partial(decoded, image, where) for _, image, where in self.named(split))
+
+    def check_classes(self) -> None:
+        """Raises BadInputError where a split has images of a class, and training has none."""
+        train = [split for split in self.present if split.startswith("train")]
+        seen = set().union(*(self.present[split] for split in train))
+        every = set().union(*self.present.values())
+        if train:
+            check_seen(train[0], *([self.class_names[k] for k in sorted(x)] for x in (seen, every)))
+
+    def lines(self) -> list[str]:
+        """Returns the notes, and lines on classes without images and on files left out."""
+        lines, every = [*self.notes], range(len(self.class_names))
+        for split, present in self.present.items():
+            if lacking := [self.class_names[k] for k in every if k not in present]:
+                lines.append(f"{split} has no image of {names_text(lacking)}")
+        return lines + ([left_out_text(self.left_out)] if self.left_out else [])
+
+
+def read_set(options: Options) -> Converted | None:
+    """Reads the set that `options` name by their reader; None for a set that stays as it is.
+
+    Raises:
+      BadInputError: as the reader; or the names or the labels of classes are wrong.
+    """
+    found = resolve(options.reader)(options)
+    if found:
+        place = options.input if isinstance(options.input, str) else " ".join(options.input)
+        check_class_names(found.class_names, place)
+        found.check_classes()
+    return found
 
 
 def pack(options: Options) -> None:
-    """Converts the set that `options` name, by their reader, into ArrayRecord files."""
-    found = resolve(options.reader)(options)
-    if not found:  # a TFDS set that is read where it is
+    """Converts the set that `options` name into ArrayRecord files."""
+    found = read_set(options)
+    if not found:
         return
-    place = options.input if isinstance(options.input, str) else " ".join(options.input)
-    check_class_names(found.class_names, place)
-    damaged: list[str] = []
     manifest = records.write_set(
         options.out,
-        {split: examined(split, found, damaged, options.skip_bad) for split in found.splits},
+        {split: examined(split, found, options.skip_bad) for split in found.splits},
         class_names=found.class_names,
         provenance={"converter": options.command, "input": options.input},
         overwrite=options.overwrite,
+        check=found.check_classes,
     )
-    counts = {name: entry["count"] for name, entry in manifest["splits"].items()}
-    lines = [f"{counts_text(options.out, counts)}, {len(found.class_names)} classes", *found.notes]
-    lines += [left_out_text(found.left_out)] if found.left_out else []
+    counts, damaged = {s: entry["count"] for s, entry in manifest["splits"].items()}, found.damaged
+    lines = [f"{counts_text(options.out, counts)}, {len(found.class_names)} classes"]
+    notes = found.lines()
     info = {"path": options.out, "images": counts, "classes": len(found.class_names)}
-    info |= {"damaged": damaged, "left_out": found.left_out, "notes": found.notes}
-    show(options, info, "\n".join(lines))
+    info |= {"damaged": damaged, "left_out": found.left_out, "notes": notes}
+    show(options, info, "\n".join(lines + notes))
     if damaged:
         text = f"left out {len(damaged):,} images that cannot be read: {names_text(damaged, '; ')}"
         if not options.skip_bad:
@@ -89,54 +138,52 @@ def counts_text(place: str, counts: Mapping[str, int]) -> str:
     return f"{place}: {images} images"
 
 
-def examined(
-    split: str, found: Converted, damaged: list[str], skip_bad: bool
-) -> Iterator[tuple[int, bytes]]:
-    """Yields the examples of a split under a progress bar; names unreadable ones in `damaged`.
+def examined(split: str, found: Converted, skip_bad: bool) -> Iterator[tuple[int, bytes]]:
+    """Yields the examples of a split under a progress bar; names those that cannot be read.
 
     Each image is decoded, as `check` and training do. With `skip_bad` unreadable ones are left out;
     without it a file that cannot be read raises its error.
     """
-    examples = tqdm.tqdm(found.splits[split], desc=split, total=found.counts[split], unit="image")
-    for label, image, problem in in_threads(partial(decoded, split), enumerate(examples)):
-        if isinstance(image, BadExampleError) and not skip_bad:
-            raise image
+    examples = tqdm.tqdm(found.named(split), desc=split, total=found.counts[split], unit="image")
+    for label, image, problem in in_threads(
+        lambda example: (*example[:2], tried(decoded, *example[1:])[1]), examples
+    ):
+        if isinstance(image, str) and not skip_bad:
+            raise BadExampleError(image)
         if problem:
-            damaged.append(problem)
+            found.damaged.append(problem)
         if not (problem and skip_bad):
             yield label, image
 
 
-def decoded(split: str, numbered: tuple[int, tuple]) -> tuple:
-    """Returns the label, the image and its problem (or None) of a numbered example."""
-    number, (label, image, *name) = numbered
-    if isinstance(image, BadExampleError):
-        return label, image, str(image)
-    where = name[0] if name else f"image {number:,} of {split}"
-    return label, image, problem_of(partial(files.decode, image, where))
+def decoded(image: bytes | str, where: str) -> Any:
+    """Decodes an image of a `Converted`; raises BadExampleError where it cannot be read."""
+    if isinstance(image, str):
+        raise BadExampleError(image)
+    return files.decode(image, where)
 
 
-def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """Yields `work(item)` of each item in their order; threads work on at most AHEAD of them."""
-    with ThreadPoolExecutor() as pool:
-        waiting: deque[Future] = deque()
-        for item in items:
-            waiting.append(pool.submit(work, item))
-            if len(waiting) == AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+def examples_of(source: LabelledImages, labels: Sequence[int]) -> Iterator[tuple]:
+    """Yields a source's examples as a `Converted` has them; `labels` has a new one for each."""
+    for index in range(len(source)):
+        example, problem = tried(source.__getitem__, index)
+        label = None if problem else labels[example["label"]]
+        yield label, problem or example["image"], source.describe(index)
 
 
 # --- Checks that readers share --------------------------------------------------------------------
 
 
-def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
+def split_files(splits: Sequence[str] | Mapping[str, list[str]]) -> Mapping[str, list[str]]:
     """Maps --split=NAME=FILE[,FILE...] options to {name: [file]}, wildcards expanded.
+
+    A mapping is returned as it is.
 
     Raises:
       BadInputError: an option of another form, or without a file.
     """
+    if isinstance(splits, Mapping):
+        return splits
     found: dict[str, list[str]] = {}
     for option in splits:
         name, separator, patterns = option.partition("=")
@@ -150,6 +197,11 @@ def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
         if odd := shards_text(found[name]):
             print(f"note: --split {name}: {odd}", file=sys.stderr)
     return found
+
+
+def composed(label: Any) -> Any:
+    """Returns a label, a text in composed letters (NFC), as `folders` has classes."""
+    return unicodedata.normalize("NFC", label) if isinstance(label, str) else label
 
 
 def check_labels(labels: np.ndarray, where: str, num_classes: int, first: int = 0) -> None:
@@ -205,31 +257,34 @@ def read_image_folder(options: Options) -> Converted:
         raise BadInputError(f"{root}: no split folders; images belong in {root}/SPLIT/CLASS/")
     found = {split: folders.ImageFolder(root, split, holdout) for split in names}
     class_names = tuple(sorted({name for source in found.values() for name in source.class_names}))
-    notes = []
-    for split, source in found.items():
-        present = {*source.class_names} - {*missing_classes(source)}
-        if missing := tuple(name for name in class_names if name not in present):
-            lacks = f"{split} has no image of {names_text(missing)}"
-            if split == holdout.train_split:
-                advice = "copy the images again, or remove these classes from every split"
-                raise BadInputError(f"{root}: split {lacks}; {source.split_advice or advice}")
-            notes.append(lacks + (source.split_advice and f"; {source.split_advice}"))
-
-    def examples(source: folders.ImageFolder) -> Iterator[tuple]:
-        labels = [class_names.index(name) for name in source.class_names]
-        for index, label in enumerate(source.record_labels):
-            try:
-                yield labels[label], source[index]["image"], source.describe(index)
-            except BadExampleError as error:
-                yield labels[label], error
-
+    labels = {s: [class_names.index(n) for n in source.class_names] for s, source in found.items()}
+    present = {s: {labels[s][k] for k in source.record_labels} for s, source in found.items()}
+    if (train := holdout.train_split) in found:
+        seen = [class_names[k] for k in sorted(present[train])]
+        check_seen(train, seen, class_names, found[train].split_advice)
     return Converted(
         class_names,
-        {split: examples(source) for split, source in found.items()},
+        {split: examples_of(source, labels[split]) for split, source in found.items()},
         {split: len(source) for split, source in found.items()},
-        notes=notes,
+        notes=[*filter(None, {source.split_advice: 0 for source in found.values()})],
         left_out=sum((Counter(source.left_out) for source in found.values()), Counter()),
+        present=present,
     )
+
+
+# --- A set that is packed already -----------------------------------------------------------------
+
+
+def read_packed(options: Options) -> Converted:
+    """Reads a packed set, to check it; raises BadInputError as `records.read_manifest`."""
+    manifest = records.read_manifest(options.input)
+    names = tuple(manifest["class_names"])
+
+    def examples(split: str) -> Iterator[tuple]:
+        yield from examples_of(ArrayRecord(options.input, split), range(len(names)))
+
+    counts = {split: entry["count"] for split, entry in manifest["splits"].items()}
+    return Converted(names, {split: examples(split) for split in counts}, counts)
 
 
 # --- TensorFlow Datasets --------------------------------------------------------------------------

@@ -1,0 +1,288 @@
+"""Classes that only one split has are refused by every packer and source; fewer are named.
+
+The cases are checked against the packers' and sources' own tables: a new entry needs a case here.
+"""
+
+import argparse
+import importlib
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import tensorflow_datasets  # noqa: F401 (see tests/data/test_shards.py)
+from preparing import (
+    NAMES,
+    cifar_record,
+    make_cifar,
+    make_npz,
+    make_parquet,
+    make_tar,
+    make_tfds,
+    photo,
+    refused,
+    run,
+)
+from small_runs import small_config
+from text_sets import reviews_config, write_tokenizer
+
+from widenet_jax.cli.prepare_data import COMMANDS
+from widenet_jax.data import records, sources
+from widenet_jax.data.sources import open_data
+from widenet_jax.errors import BadInputError
+from widenet_jax.specs import task_specs
+from widenet_jax.vision.data.packed import ArrayRecord
+
+Labels = Mapping[str, Sequence[int]]  # of each split
+SAME = {"train": [0, 1], "test": [1, 0]}
+FEWER = {"train": [0, 1], "test": [1]}
+OTHER = {"train": [0, 1], "test": [1, 2]}
+UNSEEN = r"split train has no example of 1 of 3 classes \(class2\); "
+
+
+def make_folder(folder: Path, labels: Labels) -> Path:
+    for split, numbers in labels.items():
+        for i, label in enumerate(numbers):
+            path = folder / split / NAMES[label] / f"{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(photo(20 * i + 90 * (split == "test")))
+    return folder
+
+
+# --- Packers --------------------------------------------------------------------------------------
+
+
+def image_folder(folder: Path, labels: Labels) -> list[object]:
+    return ["--input", make_folder(folder, labels)]
+
+
+def by_split(make: Callable[[Path, list], object], end: str) -> Callable:
+    """Makes a file for each split."""
+
+    def arguments(folder: Path, labels: Labels) -> list[object]:
+        for split, numbers in labels.items():
+            make(folder / f"{split}{end}", list(numbers))
+        return [f"--split={split}={folder}/{split}{end}" for split in labels]
+
+    return arguments
+
+
+def named(label: int | str) -> str:
+    return label if isinstance(label, str) else NAMES[label]
+
+
+def tar(path: Path, labels: Sequence[int | str]) -> None:
+    make_tar(path, {f"{named(label)}/{i}.jpg": photo(i) for i, label in enumerate(labels)})
+
+
+def parquet(path: Path, labels: Sequence[int | str]) -> None:
+    images = [{"bytes": photo(k)} for k in range(len(labels))]
+    make_parquet(path, [*map(named, labels)], images=images)
+
+
+def npz(path: Path, labels: Sequence[int | str]) -> None:
+    pixels = np.zeros((len(labels), 8, 8), np.uint8)
+    np.savez(path, images=pixels, labels=[*map(named, labels)])
+
+
+def cifar10_binary(folder: Path, labels: Labels) -> list[object]:
+    files = {"train": "data_batch_1.bin", "test": "test_batch.bin"}
+    content = {files[split]: b"".join(map(cifar_record, labels[split])) for split in labels}
+    return ["--input", make_cifar(folder / "c.tar.gz", content)]
+
+
+def tfds(folder: Path, labels: Labels) -> list[object]:
+    make_tfds(folder, {split: [labels[split]] for split in labels}, NAMES[:3])
+    return ["tiny", "--data-dir", folder]
+
+
+PACKERS = {
+    "image_folder": image_folder,
+    "tar": by_split(tar, ".tar"),
+    "parquet": by_split(parquet, ".parquet"),
+    "npz": by_split(npz, ".npz"),
+    "cifar10_binary": cifar10_binary,
+    "tfds": tfds,
+}
+
+
+def test_every_packer_has_a_case():
+    commands = argparse.ArgumentParser().add_subparsers()
+    add_parser, names = commands.add_parser, {}
+
+    def add(name: str, takes_fields: bool = False, **form: object) -> argparse.ArgumentParser:
+        names[name] = add_parser(name, **form)
+        return names[name]
+
+    commands.add_parser = add
+    for module in COMMANDS:
+        importlib.import_module(module).add_commands(commands)
+    packs = {name for name, command in names.items() if command.get_default("reader")}
+    assert packs == PACKERS.keys()
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_a_packer_refuses_classes_that_training_lacks(packer, tmp_path, capsys, monkeypatch):
+    real = importlib.import_module
+    absent = {"tensorflow": ModuleType("tensorflow")}  # of an array_record set only asked for
+    monkeypatch.setattr(
+        importlib, "import_module", lambda name, *of: absent.get(name) or real(name, *of)
+    )
+    for number, labels in enumerate((OTHER, FEWER, SAME)):
+        (folder := tmp_path / str(number)).mkdir()
+        out = ["--out", tmp_path / "out" / str(number)]
+        arguments = [packer, *PACKERS[packer](folder, labels), *out]
+        if labels is OTHER:
+            assert re.search(UNSEEN, refused(capsys, *arguments))
+            assert not (tmp_path / "out").exists()
+            continue
+        assert run(*arguments) == 0
+        told = f"test has no image of {NAMES[0]}" in capsys.readouterr().out
+        assert told == (labels is FEWER)
+
+
+# --- Sources --------------------------------------------------------------------------------------
+
+
+def folder_config(folder: Path, labels: Labels) -> dict:
+    return {"data.source": "image_folder", "data.path": str(make_folder(folder, labels))}
+
+
+def array_record(folder: Path, labels: Labels) -> dict:
+    """As earlier versions packed it, with all names of all splits."""
+    splits = {split: [(label, photo(label)) for label in some] for split, some in labels.items()}
+    records.write_set(folder / "set", splits, class_names=NAMES[:3], provenance={})
+    return {"data.source": "array_record", "data.path": str(folder / "set")}
+
+
+def tfds_config(folder: Path, labels: Labels) -> dict:
+    make_tfds(folder, {split: [labels[split]] for split in labels}, NAMES[:3])
+    return {"data.source": "tfds", "data.name": "tiny", "data.path": str(folder)}
+
+
+def table(folder: Path, labels: Labels) -> dict:
+    write_tokenizer(folder)
+    for split, some in labels.items():
+        rows = "".join(f"good\t{NAMES[label]}\n" for label in some)
+        (folder / f"{split}.tsv").write_text("sentence\tlabel\n" + rows)
+    return {}
+
+
+SOURCES = {
+    "image_folder": folder_config, "array_record": array_record, "tfds": tfds_config,
+    "table": table, "digits": None,
+}  # fmt: skip
+
+
+def test_every_source_of_classes_has_a_case():
+    specs = [spec for spec in task_specs() if "class_names" in spec.info]
+    assert {name for spec in specs for name in spec.sources} == SOURCES.keys()
+
+
+@pytest.mark.parametrize("source", [name for name in SOURCES if SOURCES[name]])
+def test_a_source_refuses_classes_that_training_lacks(source, tmp_path):
+    for number, labels in enumerate((OTHER, FEWER)):
+        (folder := tmp_path / str(number)).mkdir()
+        fields = SOURCES[source](folder, labels)
+        config = reviews_config(folder) if source == "table" else small_config(**fields)
+        config.data.eval_split = "test"
+        if labels is OTHER:
+            with pytest.raises(BadInputError, match="class2") as error:
+                open_data(config)
+            assert "\n" not in str(error.value)
+        else:
+            data = open_data(config)
+            assert [data.eval[k]["label"] for k in range(len(data.eval))] == [1]
+
+
+def test_of_a_large_packed_set_a_sample_tells(tmp_path, monkeypatch):
+    """Refused where the splits of the sample have no class in common; `check` reads all."""
+    monkeypatch.setattr(sources, "LABELS_READ", 4)
+    for name, evaluated in (("apart", [2] * 6), ("partly", [0, 2] * 3)):
+        (tmp_path / name).mkdir()
+        labels = {"train": [0, 1] * 4, "test": evaluated}
+        config = small_config(**array_record(tmp_path / name, labels))
+        if name == "apart":
+            with pytest.raises(BadInputError, match=r"no example of 1 of 3 classes \(class2\)"):
+                open_data(config)
+        else:
+            assert len(open_data(config).eval) == 6
+            assert run("check", tmp_path / name / "set") == 2
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_python_objects_are_refused_likewise(as_list):
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    kind = type("Named", (list,), {"classes": ["a", "b", "c"]})
+    train, evaluation = kind([(grey, 0), (grey, 1)]), kind([(grey, 1), (grey, 2)])
+    if not as_list:
+        train, evaluation = [*train], [*evaluation]
+    config = small_config(**{"data.source": "python"})
+    if as_list:
+        with pytest.raises(BadInputError, match=r"no example of 1 of 3 classes \(c\)"):
+            open_data(config, splits=(train, evaluation))
+    else:
+        with pytest.raises(BadInputError, match="has the label 2, none of the 2 classes"):
+            open_data(config, splits=(train, evaluation)).eval[1]
+
+
+def test_names_of_composed_and_decomposed_letters_are_one_class(tmp_path):
+    """Systems store é as one character or as two; so do tar archives, .npz and parquet files."""
+    forms = {form: unicodedata.normalize(form, "bébé") for form in ("NFC", "NFD")}
+    for packer in ("tar", "parquet", "npz"):
+        (folder := tmp_path / packer).mkdir()
+        for split, name in zip(("train", "test"), forms.values(), strict=True):
+            make_named = {"tar": tar, "parquet": parquet, "npz": npz}[packer]
+            make_named(folder / f"{split}.{packer}", [name, "ant"])
+        splits = [f"--split={split}={folder}/{split}.{packer}" for split in ("train", "test")]
+        assert run(packer, *splits, "--out", folder / "out") == 0
+        for split in ("train", "test"):
+            source = ArrayRecord(str(folder / "out"), split)
+            assert source.class_names == ("ant", forms["NFC"])
+            assert [source[k]["label"] for k in range(2)] == [1, 0]
+
+
+# --- Checks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["image_folder", "tar", "parquet", "npz", "set", "table"])
+def test_check_says_the_same(kind, tmp_path, capsys):
+    for number, labels in enumerate((OTHER, FEWER, SAME)):
+        (folder := tmp_path / str(number)).mkdir()
+        make = {"set": array_record, "table": table}.get(kind) or PACKERS[kind]
+        make(folder, labels)
+        code = run("check", folder / "set" if kind == "set" else folder)
+        out = "".join(capsys.readouterr())
+        assert code == (2 if labels is OTHER else 0), out
+        said = "label 'class2' is none of the 2 classes" if kind == "table" else UNSEEN
+        assert bool(re.search(said, out)) == (labels is OTHER)
+
+
+def test_files_of_many_images_are_checked_as_such(tmp_path, capsys):
+    """Each with an image that cannot be read; a CIFAR-10 archive, too, and none of pickles."""
+    make_tar(tmp_path / "a.tar.gz", {"ant/1.jpg": photo(1), "bee/2.jpg": b"x"}, "w:gz")
+    make_npz(tmp_path / "a.npz", jpeg=np.frombuffer(photo(0)[:-9] + b"x" * 9 + photo(1), np.uint8))
+    images = [{"bytes": photo(1)}, {"bytes": b"x"}]
+    make_parquet(tmp_path / "a.parquet", ["ant", "bee"], images=images)
+    for name, place in (
+        ("a.tar.gz", "a.tar.gz:bee/2.jpg"),
+        ("a.npz", "image 0 of a"),
+        ("a.parquet", "a.parquet record 1"),
+    ):
+        assert run("check", tmp_path / name) == 2
+        out = capsys.readouterr().out
+        assert f"{place}: " in out and f"{tmp_path}/{name}: 2 images; 1 problems" in out, out
+    whole = make_cifar(tmp_path / "cifar-10-binary.tar.gz")
+    assert run("check", whole) == 2
+    assert "train has no example of 1 of 2 classes (class4)" in "".join(capsys.readouterr())
+    pickles = {"cifar-10-batches-py/data_batch_1": b"\x80\x02"}
+    archive = make_tar(tmp_path / "cifar-10-python.tar.gz", pickles, "w:gz")
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"\x80\x02")
+    for place in (archive, tmp_path / "cifar-10-batches-py"):
+        assert "CIFAR's version for Python, of pickles" in refused(capsys, "check", place)
+    packing = ["tar", f"--split=train={archive}", "--out", tmp_path / "out"]
+    assert "take cifar-10-binary.tar.gz" in refused(capsys, *packing)
