@@ -9,6 +9,7 @@ unpickled.
 
 import dataclasses
 import glob
+import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -142,7 +143,8 @@ def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
         if not separator or not name.isidentifier():
             raise BadInputError(f"--split {option}: expected NAME=FILE[,FILE...]")
         for pattern in patterns.split(","):
-            matching = sorted(glob.glob(pattern))
+            there = os.path.exists(pattern)
+            matching = [pattern] if there else sorted(glob.glob(pattern))
             if not matching:
                 raise BadInputError(f"--split {option}: no file {pattern}")
             found.setdefault(name, []).extend(matching)
