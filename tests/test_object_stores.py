@@ -1,10 +1,13 @@
 """Workdirs and files on gs://, on a server of its protocol: see `gcs.py`."""
 
 import string
+import sys
 import time
+from pathlib import Path
 
 import gcs
 import pytest
+from small_runs import command, finish, start
 
 from widenet_jax import files
 from widenet_jax.files import absolute, is_gone, matching, write_bytes, write_json
@@ -66,3 +69,33 @@ def test_a_stalled_connection_is_given_up(
         assert time.monotonic() - began > 0.2
     line = "warning: gs:// gave no answer for 0.2 s; asking again\n"
     assert capsys.readouterr().err == line
+
+
+@pytest.mark.slow
+def test_a_run_on_gs_ends_as_a_local_one(bucket: str, tmp_path: Path):
+    """Stopped half-way and resumed, with events for TensorBoard."""
+    changes = {"evaluation.every": "10 steps"}
+    tracked = changes | {"tracking.tensorboard": True}
+    finish(start(command(bucket, **tracked | {"duration": "10 steps"})))
+    finish(start(command(bucket, **tracked)))
+    finish(start(command(tmp_path / "run", **changes)))
+    ours, theirs = absolute(bucket), tmp_path / "run"
+    assert (ours / "result.json").read_bytes() == (theirs / "result.json").read_bytes()
+    parts = JsonLines(ours / "metrics.jsonl").files()
+    assert len(parts) == 2
+    metrics = b"".join(part.read_bytes() for part in parts)
+    assert metrics == (theirs / "metrics.jsonl").read_bytes()
+    assert next((ours / "tensorboard").iterdir()).stat().length > 1000
+
+
+@pytest.mark.slow
+def test_a_run_whose_store_stalls_ends_in_one_line(bucket: str, gcs_server: str):
+    """After six tries of 1 s each, and the waits between them."""
+    write_json(absolute(bucket) / "config.json", {})
+    code = "import sys; from widenet_jax import files, main; files.STALL_SECONDS = 1.0; "
+    code += "sys.exit(main.command())"
+    with gcs.way(gcs_server, stalls=1 << 30) as way, gcs.reached(way.url):
+        errors = finish(start([sys.executable, "-c", code, *command(bucket)[3:]]), 3)
+    *again, last = errors.splitlines()
+    assert set(again) == {"warning: gs:// gave no answer for 1 s; asking again"}
+    assert last.startswith("failed: gs:// does not answer; see whether")

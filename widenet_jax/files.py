@@ -103,16 +103,24 @@ def require_gcsfs(what: str) -> None:
     log = logging.getLogger("gcsfs")
     log.setLevel(logging.DEBUG)  # at which gcsfs tells what it tries again
     log.propagate = False
-    log.addFilter(tell_stall)
+    log.addFilter(STALLS)
 
 
-def tell_stall(record: logging.LogRecord) -> bool:
+class Stalls(logging.Filter):
     """Prints a line where gcsfs asks again after a stall; its own log needs GCSFS_DEBUG."""
-    if record.levelno == logging.DEBUG and isinstance(sys.exception(), TimeoutError):
-        print(
-            f"warning: gs:// gave no answer for {STALL_SECONDS:g} s; asking again", file=sys.stderr
-        )
-    return bool(logging.getLogger(record.name).handlers)
+
+    told = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        stalled = record.levelno == logging.DEBUG and isinstance(sys.exception(), TimeoutError)
+        if stalled and record.created > self.told + STALL_SECONDS / 2:  # one line for all threads
+            self.told = record.created
+            line = f"warning: gs:// gave no answer for {STALL_SECONDS:g} s; asking again"
+            print(line, file=sys.stderr)
+        return bool(logging.getLogger(record.name).handlers)
+
+
+STALLS = Stalls()
 
 
 def is_stall(error: OSError) -> bool:

@@ -52,10 +52,8 @@ class JsonLines:
         else:
             self.parts.mkdir(parents=True, exist_ok=True)
             # One more than the last number: a bucket's rules may have deleted the first parts.
-            last = max(
-                (int(file.stem) for file in self.files() if file.stem.isdecimal()), default=-1
-            )
-            (self.parts / f"{last + 1:08d}.jsonl").write_text(text)
+            numbers = [int(part.stem) for part in self.files() if part.stem.isdecimal()]
+            (self.parts / f"{max(numbers, default=-1) + 1:08d}.jsonl").write_text(text)
         self.pending = []
         self._count(text.encode())
 

@@ -25,7 +25,7 @@ from widenet_jax.data import records
 from widenet_jax.data.labelled import check_class_names, left_out_text, names_text
 from widenet_jax.data.records import problem_of
 from widenet_jax.data.sources import missing_classes
-from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
+from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError, first_line, require
 from widenet_jax.specs import resolve
 from widenet_jax.vision.data import files, folders
 
@@ -242,6 +242,7 @@ def read_tfds(options: Options) -> Converted | None:
     Raises:
       BadInputError: no TensorFlow, no such set, not a classification set, or a set that training
         cannot read where it is.
+      RunFailedError: TFDS cannot download or prepare it.
     """
     name = options.input
     require("tensorflow", extra="prepare", what=f"preparing the TFDS set {name}")
@@ -253,7 +254,10 @@ def read_tfds(options: Options) -> Converted | None:
         raise BadInputError(f"tfds {name}: {first_line(error)}") from None
     if not {"image", "label"} <= set(builder.info.features):
         raise BadInputError(f"tfds {name}: has no image and label features")
-    builder.download_and_prepare(file_format="array_record")
+    try:
+        builder.download_and_prepare(file_format="array_record")
+    except Exception as error:  # of many kinds, as where its server is out of reach
+        raise RunFailedError(f"tfds {name}: cannot be prepared: {first_line(error)}") from error
     stored, place = builder.info.file_format.value, str(builder.data_dir)
     counts = {split: info.num_examples for split, info in builder.info.splits.items()}
     if not options.out:
