@@ -42,6 +42,12 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # Full collections take 6% of the time: each walks all that JAX keeps of the programs so far.
 gc.set_threshold(700, 10, 1000)
 
+# Tests never ask Google, neither for credentials nor for kinds of buckets: nothing listens here.
+# gcsfs and fsspec read some of these as they are imported.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+os.environ["FSSPEC_GCS_TOKEN"] = "anon"
+os.environ["STORAGE_EMULATOR_HOST"] = "http://127.0.0.1:9"
+
 # In a shell's background job SIGINT is ignored; the runs that tests interrupt would inherit this.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -120,6 +126,26 @@ def digits_export(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) ->
     directory = tmp_path_factory.mktemp("digits") / "export"
     assert export.main([f"--workdir={digits_run}", f"--out={directory}", "--json"]) == 0
     return directory
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[str]:
+    """Runs a server of Google Cloud Storage's protocol; its URL."""
+    import gcs
+
+    if not gcs.binary():
+        pytest.skip("no fake-gcs-server for this machine")
+    with gcs.served() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(gcs_server: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A new place on gs://, which this process reaches at `gcs_server`."""
+    import gcs
+
+    with gcs.reached(gcs_server):
+        yield f"gs://{gcs.BUCKET}/{request.node.name}"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 `main` keeps no state between calls, so the tests run in one process.
 """
 
+import errno
 import json
 import os
 import subprocess
@@ -13,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from etils import epath
+from fsspec.exceptions import FSTimeoutError
 
 from widenet_jax.config.files import load_config
+from widenet_jax.config.parser import exit_code_of
 from widenet_jax.errors import RunFailedError
 from widenet_jax.main import main, parse_flags, report
 from widenet_jax.run.session import errors_in_one_line
@@ -211,6 +214,24 @@ def test_a_platform_that_is_not_there(tmp_path: Path):
     *_, line = done.stderr.splitlines()
     assert line.startswith("error: JAX cannot open its devices, JAX_PLATFORMS='cuda': ")
     assert "Traceback" not in done.stderr
+
+
+def test_an_object_store_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """gcsfs's error has no text; an error of a disk has its number."""
+
+    def asked(error: OSError) -> None:
+        raise error
+
+    with (
+        pytest.raises(RunFailedError, match=r"^gs:// does not answer; .* again to resume$"),
+        errors_in_one_line(epath.Path(tmp_path), Stop()),
+    ):
+        asked(FSTimeoutError())
+    assert exit_code_of(lambda: asked(FSTimeoutError())) == 3
+    assert capsys.readouterr().err.startswith("failed: gs:// does not answer; see")
+    disk = TimeoutError(errno.ETIMEDOUT, "Connection timed out", "/nfs/run")
+    assert exit_code_of(lambda: asked(disk)) == 2
+    assert capsys.readouterr().err == "error: /nfs/run: Connection timed out\n"
 
 
 def test_a_device_that_is_out_of_memory(tmp_path: Path):

@@ -3,6 +3,7 @@
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from unittest.mock import Mock
@@ -12,8 +13,13 @@ from etils import epath
 from etils.epath.testing import mock_epath
 from fsspec import AbstractFileSystem, config
 
+from widenet_jax import files
+from widenet_jax.checkpoint.series import Series
+from widenet_jax.corpus.inputs import plan
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import absolute, is_gone, readable, write_json
+from widenet_jax.files import absolute, is_gone, matching, readable, write_json
+from widenet_jax.inference.pretrained import weight_files
+from widenet_jax.vision.prepare.packing import split_files
 
 
 class Bucket(AbstractFileSystem):
@@ -31,12 +37,46 @@ def test_listings_of_a_bucket_are_not_kept(monkeypatch: pytest.MonkeyPatch):
     bucket.dircache["bucket/run"] = []
     assert "bucket/run" not in bucket.dircache
     assert bucket.storage_options["timeout"] == 60  # what the user has set stays
+    limits = bucket.storage_options["requests_timeout"]
+    assert (limits.sock_connect, limits.sock_read, limits.total) == (60, 60, 1800)
 
 
 def test_other_stores_are_refused():
     for read in (absolute, readable):
         with pytest.raises(BadInputError, match="hf://bert: neither a local path nor gs://; copy"):
             read("hf://bert")
+
+
+@pytest.mark.parametrize("mark", files.WILDCARDS)
+def test_names_on_gs_that_would_be_patterns_are_refused(mark: str):
+    """fsspec expands them, also to write, rename and delete."""
+    for check in (absolute, readable, lambda path: plan([path])):
+        with pytest.raises(BadInputError, match="in a name would be taken as a wildcard"):
+            check(f"gs://bucket/a{mark}b/run")
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a*", "a?", "[!b]"])
+def test_local_names_are_no_patterns(tmp_path: Path, name: str):
+    """Beside the directory is one that its name would match."""
+    for folder in (name, "a1"):
+        (tmp_path / folder).mkdir()
+        for file in (
+            "model.safetensors",
+            "5.orbax-checkpoint-tmp",
+            "5.damaged",
+            ".x.json",
+            "y.json",
+        ):
+            (tmp_path / folder / file).write_text(folder)
+    place = epath.Path(tmp_path / name)
+    assert weight_files(place) == [place / "model.safetensors"]
+    assert split_files([f"train={place / 'y.json'}"]) == {"train": [str(place / "y.json")]}
+    assert matching(place, "*.json") == [place / "y.json"]
+    with closing(Series(place, keep=1)) as series:
+        assert series.damaged() == ["5.damaged"]
+        assert series.remove_unfinished() == ["5"]
+    assert len(list((tmp_path / "a1").iterdir())) == 5
+    assert matching(place / "none", "*") == []
 
 
 def test_a_bucket_that_does_not_answer_is_not_gone():

@@ -171,7 +171,8 @@ def check_format(stored: Mapping[str, Any], known: int, *, place: object) -> Non
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, at most 200 characters."""
-    text = str(error).strip() or type(error).__name__
+    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    text = str(error).strip() or silent
     return text.splitlines()[0][:200]
 
 

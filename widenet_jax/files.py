@@ -4,10 +4,12 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import sys
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +18,7 @@ from uuid import uuid4
 
 from etils import epath
 
-from widenet_jax.errors import BadInputError, require
+from widenet_jax.errors import BadInputError, first_line, require
 
 UNFINISHED = ".tmp"  # suffix of a file that is being written
 LOCK = ".lock"  # in a workdir, held while a process trains there
@@ -27,6 +29,11 @@ STARTS = "environment.json"  # in a workdir, a record of every start
 TOKENIZER = "tokenizer.json"  # in a workdir or a prepared set
 # What flock answers on a file system without locks: Lustre without -o flock, NFS without lockd.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+STALL_SECONDS = 60.0  # without a byte from an object store: then gcsfs asks again, up to five times
+NO_ANSWER = "gs:// does not answer; see whether this machine's network reaches it"
+REQUEST_SECONDS = 1800.0  # for a whole request: an upload that is not taken, a large download
+# Orbax and fsspec expand these in the names of directories, even of those that they write to.
+WILDCARDS = "*?[\\"
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -60,21 +67,65 @@ def readable(path: str) -> epath.Path:
 
 
 def check_store(path: str) -> None:
-    """Raises BadInputError for a remote path that is not on gs://, such as hf:// or s3://."""
-    if is_remote(path) and not str(path).startswith("gs://"):
+    """Raises BadInputError for a remote path that is not on gs://, or has one of WILDCARDS."""
+    if not is_remote(path):
+        return
+    if not str(path).startswith("gs://"):
         raise BadInputError(f"{path}: neither a local path nor gs://; copy it to this machine")
+    check_name(path)
+
+
+def check_name(path: epath.PathLike) -> None:
+    """Raises BadInputError where a path has one of WILDCARDS."""
+    if found := [mark for mark in WILDCARDS if mark in str(path)]:
+        raise BadInputError(
+            f"{path}: {' '.join(found)} in a name would be taken as a wildcard, and other files be "
+            "read and written; choose a name without it"
+        )
 
 
 def require_gcsfs(what: str) -> None:
-    """Raises BadInputError unless gcsfs, which `what` needs, is there; turns its cache off.
+    """Raises BadInputError unless gcsfs, which `what` needs, is there; sets it up.
 
     With its cache it would answer from the first listing of a directory until the process ends, and
-    miss what other hosts, TensorStore and launched runs write and rename there.
+    miss what other hosts, TensorStore and launched runs write and rename there. Without a time
+    limit it would wait for ever for an answer that was lost; TensorStore and ArrayRecord have their
+    own limits, one and two minutes without a byte.
     """
     require("gcsfs", extra="gcs", what=what)
+    from aiohttp import ClientTimeout  # comes with gcsfs
     from fsspec import config  # comes with etils.epath
 
-    config.conf.setdefault("gcs", {})["use_listings_cache"] = False
+    gcs = config.conf.setdefault("gcs", {})
+    gcs["use_listings_cache"] = False
+    limits = {"sock_connect": STALL_SECONDS, "sock_read": STALL_SECONDS}
+    gcs.setdefault("requests_timeout", ClientTimeout(total=REQUEST_SECONDS, **limits))
+    log = logging.getLogger("gcsfs")
+    log.setLevel(logging.DEBUG)  # at which gcsfs tells what it tries again
+    log.propagate = False
+    log.addFilter(STALLS)
+
+
+class Stalls(logging.Filter):
+    """Prints a line where gcsfs asks again after a stall; its own log needs GCSFS_DEBUG."""
+
+    told = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        stalled = record.levelno == logging.DEBUG and isinstance(sys.exception(), TimeoutError)
+        if stalled and record.created > self.told + STALL_SECONDS / 2:  # one line for all threads
+            self.told = record.created
+            line = f"warning: gs:// gave no answer for {STALL_SECONDS:g} s; asking again"
+            print(line, file=sys.stderr)
+        return bool(logging.getLogger(record.name).handlers)
+
+
+STALLS = Stalls()
+
+
+def is_stall(error: OSError) -> bool:
+    """Returns whether an error says that an object store did not answer; a disk's has an errno."""
+    return isinstance(error, TimeoutError) and error.errno is None
 
 
 def user_cache(name: str) -> Path:
@@ -94,6 +145,15 @@ def may_replace(workdir: epath.Path) -> bool:
         return False
     names = {path.name for path in workdir.iterdir()} - {*BEGUN}
     return "result.json" not in names and all(n.endswith((".json", UNFINISHED)) for n in names)
+
+
+def matching(directory: epath.Path, pattern: str) -> list[epath.Path]:
+    """Lists what a directory holds under names like "*.json", sorted; [] where it is missing.
+
+    Unlike `directory.glob`, which expands `*`, `?` and `[` in the directory's own name, too.
+    """
+    inside = directory.iterdir() if directory.is_dir() else ()
+    return sorted(p for p in inside if fnmatchcase(p.name, pattern) and p.name[0] != ".")
 
 
 def is_gone(path: epath.Path) -> bool:
@@ -154,23 +214,24 @@ def split_checkpoint(place: str) -> tuple[str, str]:
 def write_bytes(path: epath.PathLike, data: bytes) -> None:
     """Writes a file whole or not at all.
 
-    Writes beside, flushes to disk and renames, so that neither a reader nor a killed process ever
-    sees half a file.
+    A local one is written beside, flushed to disk and renamed, so that neither a reader nor a
+    killed process ever sees half a file. An object appears only once all of it is uploaded.
     """
     # Another process may write the same local file at the same time, as calls of a sweep do.
-    own = "" if is_remote(path) else f".{uuid4().hex[:8]}"
-    beside = epath.Path(f"{path}{own}{UNFINISHED}")
+    beside = f"{path}.{uuid4().hex[:8]}{UNFINISHED}"
     try:
-        with beside.open("wb") as file:
+        if is_remote(path):
+            epath.Path(path).write_bytes(data)
+            return
+        with open(beside, "wb") as file:
             file.write(data)
             file.flush()
-            if not is_remote(path):
-                os.fsync(file.fileno())
-        beside.replace(path)
+            os.fsync(file.fileno())
+        os.replace(beside, path)
     except OSError as error:
         with suppress(OSError):
-            beside.unlink()  # on a full disk, others would follow
-        error.strerror = error.strerror or str(error)  # etils's errors have only a message
+            os.unlink(beside)  # on a full disk, others would follow
+        error.strerror = error.strerror or first_line(error)  # etils's errors have only a message
         error.filename = str(path)  # the file that the caller named
         raise
 

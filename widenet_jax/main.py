@@ -32,6 +32,7 @@ from widenet_jax.errors import (
     check_range,
     first_line,
 )
+from widenet_jax.files import absolute
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.run.stopping import Stop, end_process, say
 from widenet_jax.run.tables import beside, number, primary_text, routing_rows, text_table
@@ -85,6 +86,8 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         raise BadInputError(f"--profile traces training steps; --mode={own.mode} has none")
     if own.extend and own.mode != "train":
         raise BadInputError(f"--extend makes training longer; --mode={own.mode} does not train")
+    if own.workdir and not own.print_config:
+        absolute(own.workdir)  # refuses a place that it cannot reach
     stored = not own.config and (own.mode != "train" or (own.print_config and own.workdir))
     needed = ("workdir",) if stored else ("config", "workdir")
     for name in needed[:1] if own.print_config else needed:

@@ -219,7 +219,7 @@ def run(
             raise (ending.__cause__ or ending) from None
 
         # Result
-        beat("writing the result")
+        session.waiting("writing the result")
         result = summary.result_of(experiment, metrics, mode="train", steps=step)
         result |= summary.best_of(session.checkpoints)
         result["params_sha256"] = params_sha256(averaged(state.params, state.opt_state))

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,7 @@ def test_print_config(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyP
     assert len(fields) == len(found) and found["optimizer.learning_rate"] == 0.25
     assert {k: v for k, v in values.items() if not isinstance(v, ConfigDict)} == found
 
-    assert main(["main", *flags, "--print_config"]) == 0
+    monkeypatch.setitem(sys.modules, "gcsfs", None)  # printing does not ask a workdir
+    assert main(["main", *flags, "--print_config", "--workdir=gs://b/run"]) == 0
     (line,) = re.findall(r"^optimizer\.learning_rate .*$", capsys.readouterr().out, re.MULTILINE)
     assert re.split("  +", line)[1:] == ["0.25", "number", "after the warm-up"]

@@ -66,6 +66,16 @@ def test_a_dry_run_lists_every_run_once(tmp_path: Path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_needs_no_gcsfs(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    flags = ["table1", "--sizes=b", "--scale=smoke", "--dry_run", f"--workdir={tmp_path}"]
+    flags += ["--launch=--zone=z --tpu=v3-8", "--trial_workdir=gs://b/r"]
+    assert call(*flags) == 0
+    assert "models, --trial_workdir=gs://b/r needs the gcsfs" in capsys.readouterr().out
+    assert call(*flags, "--json") == 0
+    assert {row["done"] for row in json.loads(capsys.readouterr().out)["runs"]} == {None}
+
+
 def test_a_dry_run_says_what_it_plans(tmp_path: Path, capsys, monkeypatch):
     """A plan takes a minute; here each is a model that is too large."""
     monkeypatch.setattr(reproduce, "plan_of", lambda *_: {"fits": False})

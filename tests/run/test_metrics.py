@@ -109,6 +109,18 @@ def test_only_gs_paths_write_parts(tmp_path: Path):
     assert [r["split"] for r in lines.read()] == ["train", "eval"]
 
 
+def test_no_part_takes_the_place_of_another(tmp_path: Path):
+    """A bucket's rule may delete the oldest while a run goes on; other files have other names."""
+    lines = json_lines(tmp_path, in_parts=True)
+    write_steps(lines, 1, 4, flush_every=1)
+    lines.files()[0].unlink()
+    lines.files()[1].unlink()
+    (lines.parts / "mine.jsonl").write_text("")
+    write_steps(lines, 5, 7, flush_every=1)
+    assert [r["step"] for r in lines.read()] == [2, 4, 5, 6, 7]
+    assert [file.stem for file in lines.files()[:-1]] == [f"{n:08d}" for n in (1, 3, 4, 5, 6)]
+
+
 @pytest.mark.parametrize("rest", ['{"step": 3, "lo', '{"step": 3}', "[3]\n"])
 def test_half_a_line_and_what_is_no_record_go(tmp_path: Path, rest: str):
     """A killed run may leave incomplete lines; a last line without its newline is incomplete."""

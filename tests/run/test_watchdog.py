@@ -11,7 +11,10 @@ from small_runs import ROOT, command, finish, start
 
 CODE = """
 import threading, time
+from widenet_jax.run import stopping
 from widenet_jax.run.stopping import Watchdog
+
+stopping.STORE_SECONDS = 0.4
 
 def hanging():
     time.sleep(60)
@@ -19,7 +22,7 @@ def hanging():
 dog = Watchdog(dump_after_seconds=0.8, exit_after_seconds=2.0)
 threading.Thread(target=hanging, daemon=True).start()
 for step in range(4):
-    dog.beat(f"step {step}")
+    dog.beat(f"step {step}", store="gs://b/run")
     time.sleep(0.3)
 time.sleep(30)
 """
@@ -33,6 +36,7 @@ def test_stacks_are_printed_after_each_interval_and_then_the_run_ends():
     assert done.returncode == 3 and time.monotonic() - began < 20
     assert done.stderr.count("s since step 3; stacks of all threads:") >= 2
     assert done.stderr.count("in hanging") == 3
+    assert done.stderr.count(" s since step 3: waiting for gs://b/run\n") == 1
     assert done.stderr.splitlines()[-1].startswith("failed: no progress for 2 s since step 3 (conf")
 
 

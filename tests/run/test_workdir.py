@@ -121,6 +121,17 @@ def test_a_place_that_is_no_run(tmp_path: Path):
             check_workdir(epath.Path(place), digits.get_config(), mode="train")
 
 
+@pytest.mark.parametrize("name", ["a[1]", "a*", "a?", "a\\b"])
+def test_a_new_run_is_not_named_like_a_pattern(tmp_path: Path, name: str):
+    """Orbax would look for its own files in the places that match, and leave them unread."""
+    place = epath.Path(tmp_path / name / "run")
+    with pytest.raises(BadInputError, match="would be taken as a wildcard"):
+        check_workdir(place, digits.get_config(), mode="train")
+    assert list(tmp_path.iterdir()) == []
+    write_run(place, digits.get_config(), INFO)  # as an earlier version did
+    check_workdir(place, digits.get_config(), mode="train")
+
+
 def test_what_a_run_leaves(workdir: epath.Path):
     stored = json.loads((workdir / "config.json").read_text())
     assert flatten(from_json(stored)) == flatten(digits.get_config().to_dict())

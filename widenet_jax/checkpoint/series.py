@@ -28,7 +28,7 @@ from jax.experimental import multihost_utils
 from widenet_jax.checkpoint import failed_save
 from widenet_jax.checkpoint.manifest import damage, write_manifest
 from widenet_jax.errors import BadInputError, RunFailedError, check_format, first_line
-from widenet_jax.files import is_remote
+from widenet_jax.files import is_remote, matching
 from widenet_jax.typing import PyTree
 
 FORMAT_VERSION = 1
@@ -166,7 +166,7 @@ class Series:
 
     def damaged(self) -> list[str]:
         """Lists the names of the directories that `quarantine` has renamed."""
-        return sorted(path.name for path in self.directory.glob(f"*{DAMAGED}*"))
+        return [path.name for path in matching(self.directory, f"*{DAMAGED}*")]
 
     def remove_others(self, *, keep: int) -> None:
         """Deletes all but the checkpoint last written or read and the newest `keep` of the rest."""
@@ -177,7 +177,7 @@ class Series:
 
     def remove_unfinished(self) -> list[str]:
         """Deletes the temporary directories of unfinished saves; returns their steps' names."""
-        left = [] if jax.process_index() else list(self.directory.glob(f"*{UNFINISHED}*"))
+        left = [] if jax.process_index() else matching(self.directory, f"*{UNFINISHED}*")
         for path in left:
             path.rmtree()
         return sorted(path.name.split(".")[0] for path in left)

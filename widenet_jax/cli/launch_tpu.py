@@ -21,6 +21,7 @@ from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, seconds
 from widenet_jax.errors import STOPPED, BadInputError
+from widenet_jax.files import check_store
 from widenet_jax.ops.launch import requests
 from widenet_jax.ops.launch.following import CloudTpu
 from widenet_jax.ops.launch.requests import Job, Tools
@@ -113,6 +114,7 @@ def job_of(options: Options) -> Job:
             f"--workdir={options.workdir}: give a gs:// directory, which all workers share and "
             "which outlives the TPU"
         )
+    check_store(options.workdir)
     places = (f"--config={config}", f"--workdir={options.workdir}", "--distributed")
     return Job(
         name=requests.check_name(options.name or requests.default_name(options.config)),

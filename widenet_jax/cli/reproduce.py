@@ -78,7 +78,7 @@ def run(options: Options) -> int:
     scale = SCALES[options.scale]
     experiments = runnable(scale, chosen(options.experiments))
     wanted = runs_of(scale, runnable(scale, chosen(options.experiments, options.sizes.split(","))))
-    directory = Directory(options.workdir, options.trial_workdir)
+    directory = Directory(options.workdir, options.trial_workdir, dry=options.dry_run)
     trials = {
         one: [
             trial_of(one, seed, directory, options.data_dir, options.fields)
@@ -214,7 +214,8 @@ def print_runs(
     for number, (run, seeds) in enumerate(trials.items(), 1):
         config, finetuned = seeds[0].config, run.backbone is not None
         commands = [shlex.join(command(trial, directory.workdir(trial))) for trial in seeds]
-        done = sum(directory.result(trial) is not None for trial in seeds)
+        found = [directory.is_done(trial) for trial in seeds]
+        done = None if None in found else sum(found)
         row = {"config": config, "finetuned": finetuned, "seeds": len(seeds), "done": done}
         lines = [f"{len(seeds)} x {config}{' (finetuned)' if finetuned else ''}"]
         if scale.topologies:
@@ -229,9 +230,9 @@ def print_runs(
     if as_json:
         print(json.dumps({"runs": rows}))
         return
-    count, done = sum(row["seeds"] for row in rows), sum(row["done"] for row in rows)
+    count, done = sum(row["seeds"] for row in rows), sum(row["done"] or 0 for row in rows)
     total = total_text(rows) if scale.topologies else ""
-    print(f"{count} runs of {len(rows)} models, {done} of them done{total}")
+    print(f"{count} runs of {len(rows)} models, {directory.done_text(done)}{total}")
 
 
 def total_text(rows: Sequence[Mapping[str, Any]]) -> str:

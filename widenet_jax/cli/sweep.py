@@ -80,7 +80,7 @@ def run(options: Options) -> int:
     """
     check_flags(options)
     workdir = options.workdir or f"runs/sweep_{Path(options.config.partition(':')[0]).stem}"
-    directory = Directory(workdir, options.trial_workdir)
+    directory = Directory(workdir, options.trial_workdir, dry=options.dry_run)
     command = handing_over(options.launch) if options.launch else Trial.command
     if options.search:
         space = parse_space(options.space)
@@ -168,10 +168,11 @@ def show_plan(
     """Prints the trials that would run."""
     rows, lines = [], []
     for index, trial in enumerate(trials):
-        words, done = command(trial, directory.workdir(trial)), directory.result(trial) is not None
+        words, done = command(trial, directory.workdir(trial)), directory.is_done(trial)
         row = {"index": index, "trial": trial.name, "settings": trial.settings, "command": words}
         rows.append(row | {"done": done})
         lines.append(f"{index}  {trial.name}{'  (done)' if done else ''}")
         lines.append(f"   {shlex.join(words)}")
-    lines.append(f"{len(rows)} trials, {sum(row['done'] for row in rows)} of them done")
+    done = directory.done_text(sum(bool(row["done"]) for row in rows))
+    lines.append(f"{len(rows)} trials, {done}")
     show(options, {"trials": rows}, "\n".join(lines))

@@ -13,7 +13,7 @@ from widenet_jax.corpus.chunking import Document
 from widenet_jax.corpus.files import NEWLINE, decoded, first_bytes, guarded, opened
 from widenet_jax.corpus.readers import Input, cut_long_line
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import is_remote
+from widenet_jax.files import is_remote, readable
 
 # A set has at most one shard a unit, and training keeps every shard open.
 MOST_UNITS = 256
@@ -38,7 +38,7 @@ def plan(
     found: list[Input] = []
     files: list[str] = []
     for path in paths:
-        place = epath.Path(path)
+        place = readable(path)
         if place.is_dir() and (place / TFDS_INFO).exists():
             found += _tfds_inputs(path, tfds_split)
         elif place.is_dir():

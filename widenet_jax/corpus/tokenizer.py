@@ -19,7 +19,7 @@ import tokenizers
 from widenet_jax.corpus import tokenizer_files
 from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import TOKENIZER as FILE
-from widenet_jax.files import readable
+from widenet_jax.files import matching, readable
 
 # The library's own threads do not survive a fork, and our workers are processes.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -220,7 +220,7 @@ def load_tokenizer(path: str) -> Tokenizer:
         place = place.parent
     if place.is_dir():
         held = [place / name for name in FILES if (place / name).exists()]
-        held = held or sorted(place.glob("*.model"))
+        held = held or matching(place, "*.model")
         if not held:
             raise BadInputError(f"{path}: holds no tokenizer ({', '.join(FILES)} or *.model)")
         place = held[0]

@@ -87,7 +87,9 @@ def read_input(path: str | os.PathLike) -> bytes:
     try:
         return epath.Path(path).read_bytes() if is_remote(path) else read_regular(path)
     except OSError as error:
-        raise BadInputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise BadInputError(
+            f"{path}: cannot be read ({error.strerror or str(error) or 'no answer'})"
+        ) from None
 
 
 def shards_text(paths: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from widenet_jax.config.files import configs_module
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError, first_line
-from widenet_jax.files import absolute, is_remote
+from widenet_jax.files import absolute, is_remote, matching
 from widenet_jax.inference.exported import READERS, read_arrays
 from widenet_jax.inference.trained import build_for, open_trained, read_model
 from widenet_jax.run.workdir import flatten, plain
@@ -110,8 +110,7 @@ def weight_files(path: epath.Path) -> list[epath.Path]:
     """Lists the files of flat arrays that `path` is or holds."""
     if path.suffix in READERS:
         return [path]
-    found = [sorted(path.glob(pattern)) for pattern in WEIGHTS] if path.is_dir() else []
-    return next(filter(None, found), [])
+    return next(filter(None, (matching(path, pattern) for pattern in WEIGHTS)), [])
 
 
 def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str, Any], str]:
@@ -164,7 +163,7 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
 
 def tokenizer_beside(directory: epath.Path) -> Tokenizer | None:
     """Loads the tokenizer beside public weights; None where there is none."""
-    if any(any(directory.glob(pattern)) for pattern in TOKENIZERS):
+    if any(matching(directory, pattern) for pattern in TOKENIZERS):
         return load_tokenizer(str(directory))
     return None
 

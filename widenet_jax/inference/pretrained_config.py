@@ -45,14 +45,18 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
       BadInputError: as `override`; there is no pretrained model, or it has no such field; or a new
         run's flag sets a width that no block has.
     """
-    begun = workdir and config_file(workdir).exists() and not may_replace(absolute(workdir))
-    if config.get("model", {}).get("name") == PRETRAINED:
+    takes_model = config.get("model", {}).get("name") == PRETRAINED
+    sets_width = any(flag.startswith(WIDTH) for flag in flags)
+    begun = False
+    if workdir and (takes_model or sets_width):  # printing any other config needs no gs://
+        begun = config_file(workdir).exists() and not may_replace(absolute(workdir))
+    if takes_model:
         override(config, [flag for flag in flags if flag.startswith(INIT_FROM)])
         beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
         sections = pretrained_sections(workdir if begun else config.init_from)
         place = f"--workdir={workdir}" if begun else f"config.init_from={config.init_from}"
         check_kind(sections["model"], config, place)
-        recipe = recipe_of(sections, begun=bool(begun))
+        recipe = recipe_of(sections, begun=begun)
         for name in recipe.keys() & beside.keys():
             config.model[name] = recipe[name]
             del beside[name]
@@ -66,7 +70,7 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
             if "imports" in sections:
                 config.imports = (*config.get("imports", ()), *sections["imports"])
     override(config, flags)
-    if not begun and any(flag.startswith(WIDTH) for flag in flags):
+    if sets_width and not begun:
         check_width(config.model)
     return config
 

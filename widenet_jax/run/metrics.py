@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.errors import BadInputError, RunFailedError, first_line, require
-from widenet_jax.files import absolute, is_remote, parse_json, write_bytes
+from widenet_jax.files import absolute, is_remote, matching, parse_json, write_bytes
 from widenet_jax.run.stopping import say
 
 Metrics = Mapping[str, object]
@@ -51,7 +51,9 @@ class JsonLines:
                 file.write(text)
         else:
             self.parts.mkdir(parents=True, exist_ok=True)
-            (self.parts / f"{len(self.files()):08d}.jsonl").write_text(text)
+            # One more than the last number: a bucket's rules may have deleted the first parts.
+            numbers = [int(part.stem) for part in self.files() if part.stem.isdecimal()]
+            (self.parts / f"{max(numbers, default=-1) + 1:08d}.jsonl").write_text(text)
         self.pending = []
         self._count(text.encode())
 
@@ -126,7 +128,7 @@ class JsonLines:
 
     def files(self) -> list[epath.Path]:
         if self.parts is not None:
-            return sorted(self.parts.glob("*.jsonl")) if self.parts.exists() else []
+            return matching(self.parts, "*.jsonl")
         return [self.path] if self.path.exists() else []
 
     def read(self) -> list[dict]:

@@ -36,7 +36,7 @@ from widenet_jax.data.contract import Data, DataInfo
 from widenet_jax.data.pipeline import Batches, reading, train_batches
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError, choose, first_line
 from widenet_jax.experiment import Experiment, max_skipped_updates
-from widenet_jax.files import STARTS, is_gone, may_replace
+from widenet_jax.files import NO_ANSWER, STARTS, is_gone, is_remote, is_stall, may_replace
 from widenet_jax.nn.attention.implementations import AUTO, FIELD, IMPLEMENTATIONS, candidate_for
 from widenet_jax.optim.build import gradient_norm
 from widenet_jax.param_names import named_leaves
@@ -73,6 +73,7 @@ class Session:
 
     Attributes:
       watchdog, checkpoints, progress: see their classes.
+      waiting: as `watchdog.beat`, of what reads or writes the workdir.
       note: prints a line for people, where they follow.
       note_own: prints a line that only this host knows, such as its unreadable examples: on all
         hosts, each to its own stderr; `note_own_once` omits repeated lines.
@@ -97,6 +98,8 @@ class Session:
         primary_metric, keep = experiment.task.primary_metric, config.checkpoint.keep
         checkpoints = Checkpoints(workdir, meta=meta, keep=keep, primary_metric=primary_metric)
         self.checkpoints = stack.enter_context(closing(checkpoints))
+        store = str(workdir) if is_remote(workdir) else ""
+        self.waiting = partial(self.watchdog.beat, store=store)
         self.skipped = 0  # updates skipped so far, as far as they were reported
 
     def _prepare_workdir(self) -> None:
@@ -112,7 +115,7 @@ class Session:
 
         Raises: as `Checkpoints.restore`; RunFailedError where a run has metrics but no checkpoint.
         """
-        self.watchdog.beat("restoring")
+        self.waiting("restoring")
         restored = self.checkpoints.restore(self.experiment.state)
         if restored is None:
             self._check_history()
@@ -188,6 +191,7 @@ class Session:
           RunFailedError: a metric is not finite, or the workdir is gone.
           CallbackError: `on_evaluation` raised an error.
         """
+        self.waiting(f"recording the evaluation after step {step}")
         self.check_kept()
         primary_metric = self.experiment.task.primary_metric.name
         scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
@@ -224,7 +228,7 @@ class Session:
 
     def save(self, state: TrainState, step: int, *, evaluation_due: bool) -> None:
         """Writes pending metrics, then the state that comes after them."""
-        self.watchdog.beat(f"saving after step {step}")
+        self.waiting(f"saving after step {step}")
         self.check_kept()
         self.writer.flush()
         if not all_finite((state.params, state.opt_state, state.carry)):
@@ -312,6 +316,9 @@ def errors_in_one_line(workdir: epath.Path, stop: Stop) -> Iterator[None]:
             raise
         raise RunFailedError(gone_text(workdir)) from error
     except OSError as error:
+        if is_stall(error):
+            again = "then run the same command again to resume"
+            raise RunFailedError(f"{NO_ANSWER}; {again}") from error
         if not (full := is_full(error)):
             raise
         lack, mend = space_text(workdir)

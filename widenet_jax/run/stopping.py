@@ -20,6 +20,7 @@ from widenet_jax.errors import INTERRUPTED, STOPPED, StoppedError
 SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 TIME_IS_UP = "time is up (--max_seconds)"
 CLOSING_SECONDS = 5.0
+STORE_SECONDS = 120.0
 # Signals this close together are one request: `timeout` signals a process and then its group.
 SAME_SECONDS = 1.0
 AGAIN = "Run the same command again"
@@ -230,6 +231,8 @@ def end_process(text: str, code: int = STOPPED) -> NoReturn:
 class Watchdog:
     """Expects regular calls of `beat`; without them prints the stacks of all threads to stderr.
 
+    Where an object store is waited for, a line says so before.
+
     Args:
       dump_after_seconds: print the stacks this long after the last beat, and again each time as
         much more time has passed. 0: never.
@@ -240,15 +243,20 @@ class Watchdog:
 
     def __init__(self, *, dump_after_seconds: float, exit_after_seconds: float):
         self.dump_after, self.exit_after = dump_after_seconds, exit_after_seconds
-        self.what = "starting"
+        self.what, self.store = "starting", ""
         self.last = time.monotonic()
         self.dumps = 0
         self.closed = threading.Event()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
-    def beat(self, what: str) -> None:
-        """Records that `what` has just begun; the next report names it."""
-        self.what, self.last, self.dumps = what, time.monotonic(), 0
+    def beat(self, what: str, *, store: str = "") -> None:
+        """Records that `what` has just begun; the next report names it.
+
+        Args:
+          what: "saving after step 100".
+          store: a place on an object store that is waited for; a line says so after STORE_SECONDS.
+        """
+        self.what, self.store, self.last, self.dumps = what, store, time.monotonic(), 0
 
     def _watch(self) -> None:
         limits = (seconds for seconds in (self.dump_after, self.exit_after) if seconds)
@@ -261,6 +269,9 @@ class Watchdog:
             due = self.dump_after and silent >= self.dump_after * (self.dumps + 1)
             end = self.exit_after and silent >= self.exit_after
             stuck = f"no progress for {silent:.0f} s since {self.what}"
+            if self.store and silent >= STORE_SECONDS:
+                say(f"watchdog: {stuck}: waiting for {self.store}")
+                self.store = ""
             if due or end:
                 self.dumps += 1
                 say(f"watchdog: {stuck}; stacks of all threads:")

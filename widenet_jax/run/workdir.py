@@ -78,6 +78,7 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             raise BadInputError(
                 f"--workdir={workdir}: no run there; give the --workdir of a training run"
             )
+        files.check_name(workdir)
         names = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
         # A start that was cut off, or that W&B refused, may have left these.
         for name in names - {files.STARTS, *files.BEGUN}:
@@ -210,7 +211,7 @@ def write_run(
     file = workdir / "config.json"
     starts = workdir / files.STARTS
     if files.may_replace(workdir):
-        others = [path for path in workdir.glob("*.json") if path not in (file, starts)]
+        others = [path for path in files.matching(workdir, "*.json") if path not in (file, starts)]
         for path in (*others, file, starts):  # in this order: a kill leaves no odd directory
             path.unlink(missing_ok=True)
     stored = json.loads(file.read_text()) if file.exists() else plain(config)

@@ -395,6 +395,8 @@ def test_errors_of_gcloud_are_reported_in_one_line(kind: type, answers: dict[str
         (["--tpu=v3-255", "--dry_run"], "powers of two of at least 8 cores"),
         (["--workdir=runs/here"], "give a gs:// directory"),
         (["--workdir=gs://"], "give a gs:// directory"),
+        (["--workdir=gs://b/a*"], "gs://b/a*: * in a name would be taken as a wildcard"),
+        (["--config.init_from=gs://b/a?"], "gs://b/a?: ? in a name would be taken as a wildcard"),
         (["--config=configs/none.py"], "git does not track configs/none.py"),
         (["--config.sed=1"], "did you mean --config.seed?"),
         (["--config.data.path=photos"], "--config.data.path=gs://BUCKET/DIR"),

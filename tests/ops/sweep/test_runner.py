@@ -149,6 +149,8 @@ def test_a_trial_is_handed_to_a_scheduler_once(tmp_path: Path):
 def test_where_a_sweep_can_be(tmp_path: Path):
     with pytest.raises(BadInputError, match="local directory"):
         Directory("gs://bucket/sweep")
+    with pytest.raises(BadInputError, match="would be taken as a wildcard"):
+        Directory(tmp_path, "gs://bucket/a*", dry=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match="Not a directory"):
         Directory(tmp_path / "file").make()

@@ -168,6 +168,22 @@ def test_the_dry_run_lists_the_commands(tmp_path: Path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_needs_no_gcsfs(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    """It cannot know then which trials are done; to run them it is needed."""
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    flags = [DIGITS, "--sweep=seed=0,1", f"--workdir={tmp_path}", "--launch=--zone=z"]
+    flags.append("--trial_workdir=gs://b/s")
+    assert call(*flags, "--dry_run") == 0
+    missing = "--trial_workdir=gs://b/s needs the gcsfs package: pip install -e '.[gcs]'"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"2 trials, {missing}, to see which are done"
+    assert call(*flags, "--dry_run", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["trials"]
+    assert [row["done"] for row in rows] == [None, None]
+    assert rows[1]["command"][-1] == "--config.seed=1"
+    assert missing in refused(capsys, main, *flags)
+
+
 def test_json_is_one_object(tmp_path: Path, capsys):
     assert call(DIGITS, "--sweep=seed=0,1", f"--workdir={tmp_path}", "--dry_run", "--json") == 0
     trials = json.loads(capsys.readouterr().out)["trials"]

@@ -21,13 +21,19 @@ def test_unknown_source_gets_a_suggestion():
         assert message.endswith("add --config.data.path=DIR")
 
 
-@pytest.mark.parametrize("source", ["token_stream", "text", "array_record", "table"])
+@pytest.mark.parametrize("source", ["token_stream", "text", "array_record", "table", "tfds"])
 def test_a_bucket_needs_gcsfs(source: str, monkeypatch: pytest.MonkeyPatch):
     """Where TensorFlow is installed etils reads through that."""
     for package in ("gcsfs", "tensorflow"):
         monkeypatch.setitem(sys.modules, package, None)
     data = {"source": source, "path": "gs://bucket/set", "max_length": 8, "tokenizer": str(FOLDER)}
-    data |= {"text_column": "", "pair_column": "", "label_column": "", "train_split": "train"}
+    data |= {
+        "name": "",
+        "text_column": "",
+        "pair_column": "",
+        "label_column": "",
+        "train_split": "train",
+    }
     text = "gs://bucket/set needs the gcsfs package: pip install -e '.[gcs]'"
     assert refused(data | {"label_names": ""}, "train") == text
 

@@ -160,7 +160,9 @@ def file_size(path: str) -> int:
     try:
         return bytes_in(path)
     except OSError as error:
-        raise BadInputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise BadInputError(
+            f"{path}: cannot be read ({error.strerror or str(error) or 'no answer'})"
+        ) from None
 
 
 def sample_sha256(path: str) -> str:

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.files import find_config
 from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.files import check_store
 from widenet_jax.ops.plan.topology import Topology
 
 REMOTE = "widenet_run"  # directory in the home directory of every worker
@@ -280,6 +281,7 @@ def check_places(config: ConfigDict) -> None:
                 f"config.{field}={place} is relative, but the TPU's workers receive only the code; "
                 f"give --config.{field}=gs://BUCKET/DIR, or /DIR if it exists on every worker"
             )
+        check_store(place)
     if config.data.source == "image_folder" and config.data.path.startswith("gs://"):
         raise BadInputError(
             f"config.data.path={config.data.path}: image folders are read from local disks only; "

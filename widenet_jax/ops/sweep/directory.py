@@ -18,7 +18,7 @@ from etils import epath
 
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import absolute, is_remote, lock, require_gcsfs
+from widenet_jax.files import absolute, check_store, is_remote, lock, require_gcsfs
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.sweep.trials import Outcome, Status, Trial
 from widenet_jax.run.metrics import JsonLines
@@ -30,12 +30,16 @@ class Directory:
     Args:
       path: a directory on this machine.
       trials: directory of the trials' workdirs, where it is not `path`.
+      dry: nothing will run, so that the package to reach `trials` may be missing.
+
+    Attributes:
+      unknown: why a dry run cannot know which trials are done; "" where it can.
 
     Raises:
       BadInputError: `path` is remote, or `trials` is and the package to reach it is missing.
     """
 
-    def __init__(self, path: str | Path, trials: str = ""):
+    def __init__(self, path: str | Path, trials: str = "", *, dry: bool = False):
         self.path = Path(path)
         if is_remote(path):  # tested before Path makes "gs:/" of "gs://"
             raise BadInputError(
@@ -43,8 +47,15 @@ class Directory:
                 "local directory (and --trial_workdir=gs://... with --launch)"
             )
         self.trials = trials.rstrip("/") or str(self.path)
+        self.unknown = ""
+        check_store(trials)
         if is_remote(trials):
-            require_gcsfs(f"--trial_workdir={trials}")
+            try:
+                require_gcsfs(f"--trial_workdir={trials}")
+            except BadInputError as error:
+                if not dry:
+                    raise
+                self.unknown = str(error)
         self.logs = self.path / "logs"
 
     @property
@@ -71,6 +82,14 @@ class Directory:
         """Reads result.json, which a run writes last; None before."""
         file = epath.Path(self.workdir(trial)) / "result.json"
         return json.loads(file.read_text()) if file.exists() else None
+
+    def is_done(self, trial: Trial) -> bool | None:
+        """Returns whether the trial has a result; None where this is unknown."""
+        return None if self.unknown else self.result(trial) is not None
+
+    def done_text(self, done: int) -> str:
+        """Returns "3 of them done", or why this is unknown."""
+        return f"{self.unknown}, to see which are done" if self.unknown else f"{done} of them done"
 
     def outcome(self, trial: Trial) -> Outcome:
         """Returns the outcome that earlier calls left; a trial that failed or stopped is WAITING.

@@ -17,7 +17,7 @@ from widenet_jax.config.parser import Options
 from widenet_jax.corpus.tokenizer import FILE
 from widenet_jax.data import records
 from widenet_jax.errors import BadInputError, require
-from widenet_jax.files import write_json
+from widenet_jax.files import absolute, write_json
 from widenet_jax.text.prepare.preparation import ChunkPreparation
 
 PARTS = "parts"  # the pipeline's counts, removed at its end
@@ -40,7 +40,7 @@ def prepare(
     beam = require("apache_beam", extra="beam", what="--beam")
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    out = epath.Path(options.out)
+    out = absolute(options.out)
     if out.exists() and any(out.iterdir()):
         raise BadInputError(f"{out}: holds files; give --out a new directory")
     (out / PARTS).mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def prepare_copy(preparation: ChunkPreparation, directory: str, unit: int) -> No
 
     Its counts go where the program that started the pipeline reads them.
     """
-    out = epath.Path(directory)
+    out = absolute(directory)
     with tempfile.TemporaryDirectory() as folder:
         part = preparation.counts_of(Path(folder), unit)
         for name in preparation.shards(unit).values():

@@ -10,6 +10,7 @@ from widenet_jax.data.shards import Packed, PackedSet, Shards
 from widenet_jax.data.sources import path_of
 from widenet_jax.data.splits import check_part, check_split, parts_of
 from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.files import readable
 
 
 class ArrayRecord(PackedSet, LabelledImages):
@@ -91,6 +92,7 @@ class Tfds(Packed, LabelledImages):
 def _tfds_builder(name: str, path: str) -> Any:
     import tensorflow_datasets as tfds
 
+    readable(path)  # refuses a place that TFDS cannot read
     try:
         if name:
             builder = tfds.builder(name, data_dir=path or None)

@@ -9,6 +9,7 @@ unpickled.
 
 import dataclasses
 import glob
+import os
 import sys
 import unicodedata
 from collections import Counter
@@ -31,7 +32,7 @@ from widenet_jax.data.labelled import (
     left_out_text,
     names_text,
 )
-from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
+from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError, first_line, require
 from widenet_jax.specs import resolve
 from widenet_jax.vision.data import files, folders
 from widenet_jax.vision.data.packed import ArrayRecord
@@ -190,7 +191,8 @@ def split_files(splits: Sequence[str] | Mapping[str, list[str]]) -> Mapping[str,
         if not separator or not name.isidentifier():
             raise BadInputError(f"--split {option}: expected NAME=FILE[,FILE...]")
         for pattern in patterns.split(","):
-            matching = sorted(glob.glob(pattern))
+            there = os.path.exists(pattern)
+            matching = [pattern] if there else sorted(glob.glob(pattern))
             if not matching:
                 raise BadInputError(f"--split {option}: no file {pattern}")
             found.setdefault(name, []).extend(matching)
@@ -298,6 +300,7 @@ def read_tfds(options: Options) -> Converted | None:
     Raises:
       BadInputError: no TensorFlow, no such set, not a classification set, or a set that training
         cannot read where it is.
+      RunFailedError: TFDS cannot download or prepare it.
     """
     name = options.input
     require("tensorflow", extra="prepare", what=f"preparing the TFDS set {name}")
@@ -309,7 +312,10 @@ def read_tfds(options: Options) -> Converted | None:
         raise BadInputError(f"tfds {name}: {first_line(error)}") from None
     if not {"image", "label"} <= set(builder.info.features):
         raise BadInputError(f"tfds {name}: has no image and label features")
-    builder.download_and_prepare(file_format="array_record")
+    try:
+        builder.download_and_prepare(file_format="array_record")
+    except Exception as error:  # of many kinds, as where its server is out of reach
+        raise RunFailedError(f"tfds {name}: cannot be prepared: {first_line(error)}") from error
     stored, place = builder.info.file_format.value, str(builder.data_dir)
     counts = {split: info.num_examples for split, info in builder.info.splits.items()}
     if not options.out:
