@@ -3,7 +3,9 @@
 import dataclasses
 import difflib
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from types import ModuleType
 from typing import Any
@@ -13,6 +15,11 @@ INTERRUPTED = 130  # exit code after Ctrl-C: what shells report after SIGINT
 # How similar a name must be to be suggested, by difflib: 1 is equal. Slips are above 0.8, half a
 # name about 0.7 ("moe_b" of "vit_moe_b"); names below that share little but letters.
 SIMILAR = 0.65
+# Flags in a message; a whole command keeps its own.
+FLAGS = re.compile(
+    r"(?P<command>(python -m |scripts/)\S+( \w+)?( -\S+)*)|--import=(?P<file>[^;]+)"
+    r"|--(?P<flag>checkpoint|config|extend|workdir)\b"
+)
 
 
 class BadInputError(ValueError):
@@ -68,6 +75,26 @@ class RunFailedError(RuntimeError):
 
 class StoppedError(RuntimeError):
     """A requested stop, after the state is saved. Exit code 143, or 130 after Ctrl-C."""
+
+
+@contextmanager
+def naming_arguments(**names: str) -> Iterator[None]:
+    """Decorates a function: errors name its arguments where they would name a command's flags.
+
+    Args:
+      **names: what stands for a flag; others lose their dashes, and `--import` is `imports`.
+    """
+
+    def argument(found: re.Match) -> str:
+        if found["file"]:
+            return f"imports=[{found['file']!r}]"
+        return found["command"] or names.get(found["flag"], found["flag"])
+
+    try:
+        yield
+    except (BadInputError, RunFailedError) as error:
+        error.args = (FLAGS.sub(argument, str(error)),)
+        raise
 
 
 def choose(table: Mapping[str, Any], name: str, *, field: str, flag: str = "--") -> Any:

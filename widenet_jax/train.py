@@ -23,10 +23,11 @@ from ml_collections import ConfigDict
 from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.config.files import load_config
+from widenet_jax.config.imports import import_files, remember
 from widenet_jax.data.contract import Data
 from widenet_jax.data.pipeline import check_small_splits
 from widenet_jax.data.sources import open_data, overview
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.errors import BadExampleError, BadInputError, naming_arguments
 from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute
@@ -233,6 +234,7 @@ def run(
         return result
 
 
+@naming_arguments(extend="extend=True")
 def train(
     config: ConfigDict | str,
     workdir: str | os.PathLike[str],
@@ -242,6 +244,7 @@ def train(
     fields: Mapping[str, Any] | None = None,
     on_evaluation: OnEvaluation = lambda step, metrics: None,
     extend: bool = False,
+    imports: Sequence[str | os.PathLike[str]] = (),
 ) -> dict[str, Any]:
     """Trains in a workdir; the same call again resumes. Also `widenet_jax.train(...)`.
 
@@ -257,6 +260,7 @@ def train(
       on_evaluation: called with step and metrics after each evaluation, on the first host. What it
         raises ends the run, whose state is saved first; a resumed run evaluates and calls it again.
       extend: as of `run`.
+      imports: files that register parts of the model or the task.
 
     Returns: what `result.json` holds.
 
@@ -266,7 +270,9 @@ def train(
         raise BadInputError(
             f"config is {type(config).__name__}; give a ConfigDict, or a file as configs/digits.py"
         )
+    import_files(imports, flag="imports")
     config = load_config(config) if isinstance(config, str) else copy.deepcopy(config)
+    remember(config, list(map(os.fspath, imports)))
     flags = [f"--config.{name}={value}" for name, value in (fields or {}).items()]
     from widenet_jax.inference.pretrained_config import set_fields
 

@@ -194,7 +194,8 @@ def test_tfds_reads_without_tensorflow(tfds_dir):
 
 def test_tfds_mistakes_name_the_remedy(tfds_dir):
     data = {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}
-    assert "no split 'test'; there are train" in refused(data, "test")
+    named = refused(data | {"eval_split": "test"}, "test")
+    assert named.endswith("no split 'test'; there are train (--config.data.eval_split)")
     assert "no split 'val'; there are train" in refused(data, "train[:2]+val")
     for split in ("train[2:]+train[:1%]", "train[:1%]"):
         assert "split 'train[:1%]' has no rows: leave it out" in refused(data, split)

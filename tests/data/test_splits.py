@@ -1,9 +1,16 @@
 """Slices of splits, written as TFDS writes them."""
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+from image_sources import png, refused
+
+from widenet_jax.corpus.novel import FOLDER
+from widenet_jax.data import records
 from widenet_jax.data.splits import parse_slice, slice_of
 from widenet_jax.errors import BadInputError
+from widenet_jax.specs import task_specs
 
 
 @pytest.mark.parametrize(
@@ -38,3 +45,41 @@ def test_other_slices_are_refused():
     for split in ("train[90%]", "train[a:]", "train[:5%]+test"):
         with pytest.raises(BadInputError, match="a slice is written as"):
             parse_slice(split)
+
+
+def write_image_folder(path: Path) -> None:
+    (path / "train" / "a").mkdir(parents=True)
+    (path / "train" / "a" / "x.png").write_bytes(png(1))
+
+
+def write_packed(path: Path) -> None:
+    records.write_set(path, {"train": [(0, png(0))]}, class_names=["a"], provenance={})
+
+
+# What each source reads; None: something that the package has. Of the two that are left out, tfds
+# is in test_shards.py, and text opens packed sets as array_record does.
+SETS = {
+    "array_record": write_packed,
+    "digits": None,
+    "image_folder": write_image_folder,
+    "squad": lambda path: (path / "train.json").write_text(json.dumps({"data": []})),
+    "table": lambda path: (path / "train.tsv").write_text("text\tlabel\na\t0\n"),
+    "tiny_pieces": None,
+    "tiny_text": None,
+    "token_stream": None,
+}
+
+
+@pytest.mark.parametrize("field", ["train_split", "eval_split"])
+@pytest.mark.parametrize("source", SETS)
+def test_a_split_that_is_not_there_is_named_with_its_field(source: str, field: str, tmp_path: Path):
+    assert {name for spec in task_specs() for name in spec.sources} == {*SETS, "text", "tfds"}
+    data = {"source": source, "path": "", "train_split": "train", "eval_split": "train[:1]"}
+    data |= {"max_length": 16, "max_question_length": 4, "stride": 4, field: "dev7"}
+    data["tokenizer"] = str(FOLDER)
+    if write := SETS[source]:
+        write(tmp_path)
+        data["path"] = str(tmp_path)
+    message = refused(data, "dev7")
+    assert "no split 'dev7'" in message and "there are train" in message
+    assert message.endswith(f" (--config.data.{field})")

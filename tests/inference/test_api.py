@@ -1,5 +1,7 @@
 """The package in Python: `import widenet_jax as wj`."""
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +17,10 @@ from untrained import export_untrained, image_spec
 
 import widenet_jax as wj
 from configs import glue, language_model, squad, text_tiny
+from widenet_jax.config import imports
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, RunFailedError, naming_arguments
 from widenet_jax.nn.build import count_parameters, parameter_shapes
 
 DIGITS = load_digits().images[40:43].astype(np.uint8) * 15
@@ -156,6 +159,72 @@ MISTAKES = [
 def test_mistakes(opened, kind: str, call: Callable, message: str):
     with pytest.raises(BadInputError, match=message):
         call(opened(kind))
+
+
+def test_opening_names_the_arguments_of_python(digits_export: Path, tmp_path: Path):
+    """Not the flags that a command has for them."""
+    export = tmp_path / "export"
+    shutil.copytree(digits_export, export)
+    config = json.loads((export / "config.json").read_text())
+    gone = {"imports": [f"sha256:{'0' * 64} {tmp_path}/it is mine.py"]}
+    (export / "config.json").write_text(json.dumps(config | gone))
+    file = tmp_path / "it is mine.py"
+    for place, how, message in (
+        (export, {}, f"{file}, which .* is not there; .* add imports=.'FILE/it is mine.py'.$"),
+        (tmp_path / "no", {}, f"^place={tmp_path}/no: no finished checkpoint there; give the"),
+        (digits_export, {"checkpoint": "best"}, f"^place={digits_export} is an export, and only"),
+        (f"{export}@last", {"checkpoint": 3}, f"^place={export}@last and checkpoint=3 both name"),
+        (export, {"imports": str(file)}, "^imports='.* is one file: give a list, as in .'.*mine"),
+        (export, {"imports": [file]}, f"^imports={file}: there is no Python file"),
+    ):
+        with pytest.raises(BadInputError, match=message):
+            wj.load(place, **how)
+    file.touch()
+    with pytest.raises(
+        BadInputError, match=r"has changed since; .* add imports=\['.*/it is mine.py"
+    ):
+        wj.load(export)
+    try:
+        assert wj.load(export, imports=[file]).task == "classification"
+    finally:
+        imports.NAMED.clear()
+        imports.IMPORTED.clear()
+
+
+def test_training_names_the_arguments_of_python(tmp_path: Path):
+    (tmp_path / "file").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.txt").touch()
+    for workdir, how, message in (
+        ("file", {}, f"^workdir={tmp_path}/file is a file; name a directory$"),
+        ("other", {}, "other is not empty and holds no run of this program; name another"),
+        (
+            "new",
+            {"fields": {"data.eval_split": "val"}},
+            r"are train, test \(config.data.eval_split",
+        ),
+        (
+            "new",
+            {"fields": {"optimizer.name": "sgdd"}},
+            r"choose one of .* \(config.optimizer.name=",
+        ),
+        ("new", {"imports": "a.py"}, "^imports='a.py' is one file: give a list, as in .'a.py'.$"),
+        ("new", {"imports": ["a.py"]}, "^imports=a.py: there is no Python file"),
+    ):
+        with pytest.raises(BadInputError, match=message) as caught:
+            wj.train("configs/digits.py", tmp_path / workdir, **how)
+        assert "--" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [BadInputError, RunFailedError])
+def test_commands_within_a_message_keep_their_flags(kind: type[Exception]):
+    command = "python -m widenet_jax.main --mode=replay --workdir=runs/a"
+    packed = "scripts/prepare_data.py image_folder --extend"
+    with pytest.raises(kind) as caught, naming_arguments(extend="extend=True"):
+        raise kind(f"--workdir=runs/a: add --extend. Or {command}; or {packed}, not --overwrite")
+    assert str(caught.value) == (
+        f"workdir=runs/a: add extend=True. Or {command}; or {packed}, not --overwrite"
+    )
 
 
 def test_untrained_models():

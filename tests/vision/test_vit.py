@@ -57,6 +57,21 @@ def test_shapes_of_equal_layers_are_traced_once(monkeypatch):
     assert shapes == whole and len(ran) == 4
 
 
+def test_shapes_of_layers_with_routers_apart_are_traced_once(monkeypatch):
+    """Five blocks share experts, not routers: the first block runs, and one of those after it."""
+    ran = []
+    monkeypatch.setitem(ACTIVATIONS, "noted", lambda x: ran.append(x.shape) or x)
+    fields = model_section("widenet_tiny")
+    loop = {"core": ((1, 5),), "tie": {"attention": "none", "experts": "loops", "router": "none"}}
+    fields |= {"loop": loop, "moe": fields["moe"] | {"activation": "noted"}}
+    model, spec = build_model(fields, num_classes=10), image_spec((8, 8, 1))
+    shapes = parameter_shapes(model, spec)
+    assert len(ran) == 2
+    whole = jax.eval_shape(partial(model.init, train=False), jax.random.key(0), spec)["params"]
+    assert shapes == whole and len(ran) == 7
+    assert sum(name.endswith("_router") for name in shapes["encoder"]) == 5
+
+
 def test_vit_reads_its_cls_token():
     """Moving one patch and its position to another place changes nothing: attention is a set."""
     model = tiny("vit_tiny")

@@ -8,6 +8,7 @@ hash covers the files beside it that it imports from `configs`.
 import ast
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -72,13 +73,16 @@ class Finder(PathFinder):
 sys.meta_path.insert(0, Finder)
 
 
-def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
+def import_files(paths: Iterable[str | os.PathLike[str]], *, flag: str = "--import") -> None:
     """Imports files that a user names.
 
     Raises:
-      BadInputError: a file is missing, or its code fails.
+      BadInputError: a file is missing, or its code fails; or one path stands for a list of them.
     """
-    for path in paths:
+    if isinstance(paths, str | os.PathLike):
+        path = os.fspath(paths)
+        raise BadInputError(f"{flag}={path!r} is one file: give a list, as in [{path!r}]")
+    for path in map(os.fspath, paths):
         import_once(path, f"{flag}={path}")
         NAMED[str(Path(path).expanduser().resolve())] = Path(path).name
 

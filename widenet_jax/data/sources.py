@@ -33,7 +33,7 @@ from widenet_jax.data.labelled import (
     names_text,
     relabelled,
 )
-from widenet_jax.data.splits import parse_slice, parts_of
+from widenet_jax.data.splits import SplitError, parse_slice, parts_of
 from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import TOKENIZER, may_replace, split_checkpoint
 from widenet_jax.specs import PYTHON, resolve, source_spec, task_spec
@@ -83,16 +83,20 @@ def build_source(
             f"images are in mixed order, take slices, as in --{FRACTION_FIELD}=0 "
             "--config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
         )
-    build, info = resolve(spec.open), info or {}
-    whole, bounds = (split, None) if spec.reads_slices else parse_slice(split)
-    source = build(data, whole, info)
-    if bounds is None:
-        return source
-    if not isinstance(source, LabelledImages):
-        raise BadInputError(f"config.data.source={name}: has no slices such as {split!r}")
-    records = source.part(bounds)
-    if not len(records):
-        raise BadInputError(f"split {split!r}: no image in this slice of {len(source):,}")
+    try:
+        whole, bounds = (split, None) if spec.reads_slices else parse_slice(split)
+        source = resolve(spec.open)(data, whole, info or {})
+        if bounds is None:
+            return source
+        if not isinstance(source, LabelledImages):
+            raise SplitError(f"config.data.source={name}: has no slices such as {split!r}")
+        records = source.part(bounds)
+        if not len(records):
+            raise SplitError(f"split {split!r}: no image in this slice of {len(source):,}")
+    except SplitError as error:
+        fields = [field for field in ("train_split", "eval_split") if data.get(field) == split]
+        flags = ", ".join(f"--config.data.{field}" for field in fields)
+        raise BadInputError(f"{error} ({flags})" if fields else str(error)) from None
     names = source.class_names
     return Subset(source, records, names, np.arange(len(names), dtype=np.int32))
 

@@ -9,10 +9,14 @@ from widenet_jax.errors import BadInputError
 PLAIN_SPLITS = {"train": 90, "valid": 5, "test": 5}
 
 
+class SplitError(BadInputError):
+    """A split that a set does not have, or a slice of nothing; `build_source` adds the field."""
+
+
 def check_split(split: str, known: Sequence[str], where: str) -> None:
-    """Raises BadInputError unless `split` is one of `known`; `where` names the set."""
+    """Raises SplitError unless `split` is one of `known`; `where` names the set."""
     if split not in known:
-        raise BadInputError(f"{where}: no split {split!r}; there are {', '.join(known) or 'none'}")
+        raise SplitError(f"{where}: no split {split!r}; there are {', '.join(known) or 'none'}")
 
 
 def parts_of(split: str) -> list[str]:
@@ -21,7 +25,7 @@ def parts_of(split: str) -> list[str]:
 
 
 def check_part(part: str, size: int, *, where: str) -> None:
-    """Raises BadInputError where a part of a split selects nothing.
+    """Raises SplitError where a part of a split selects nothing.
 
     Args:
       part: one of `parts_of` the split.
@@ -30,7 +34,7 @@ def check_part(part: str, size: int, *, where: str) -> None:
     """
     if not size:
         advice = "leave it out, name another, or take a longer slice"
-        raise BadInputError(f"{where}: split {part!r} has no rows: {advice}")
+        raise SplitError(f"{where}: split {part!r} has no rows: {advice}")
 
 
 _SLICE = re.compile(r"([^\[\]]*)\[(-?\d+%?)?:(-?\d+%?)?\]")
@@ -42,18 +46,18 @@ def parse_slice(split: str) -> tuple[str, tuple[str, str] | None]:
     The name is "" in "[90%:]", a part of a set that is one file.
 
     Raises:
-      BadInputError: brackets that hold something else, or more than 100%.
+      SplitError: brackets that hold something else, or more than 100%.
     """
     if "[" not in split:
         return split, None
     match = _SLICE.fullmatch(split)
     if not match:
-        raise BadInputError(
+        raise SplitError(
             f"split {split!r}: a slice is written as train[90%:], train[:5000] or train[10%:20%]"
         )
     bounds = (match[2] or "", match[3] or "")
     if over := [bound for bound in bounds if bound.endswith("%") and abs(int(bound[:-1])) > 100]:
-        raise BadInputError(f"split {split!r}: {over[0]} is out of range; give -100% to 100%")
+        raise SplitError(f"split {split!r}: {over[0]} is out of range; give -100% to 100%")
     return match[1], bounds
 
 

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.config.imports import import_files
-from widenet_jax.errors import BadInputError, check_fields, check_whole
+from widenet_jax.errors import BadInputError, check_fields, check_whole, naming_arguments
 from widenet_jax.inference.model_card import describe_model
 from widenet_jax.inference.pretrained import open_model
 from widenet_jax.nn import build
@@ -34,6 +34,7 @@ from widenet_jax.typing import PyTree
 BATCH = 32  # examples at a time: few enough for any machine's memory
 
 
+@naming_arguments(workdir="place")
 def load(
     place: str | os.PathLike[str],
     *,
@@ -52,7 +53,7 @@ def load(
       BadInputError: there is no model, or no such checkpoint.
       RunFailedError: every checkpoint of the run is damaged, or the one that was asked for.
     """
-    import_files(map(os.fspath, imports), flag="imports")
+    import_files(imports, flag="imports")
     chosen, verbosity = None if checkpoint is None else str(checkpoint), logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)  # Orbax warns of a file that checkpoints need not have
     try:

@@ -113,7 +113,8 @@ def write_huggingface(directory: epath.Path, model: Stored, *, place: str) -> No
         )
     arrays, files = layout(model, place)
     make_empty(directory)
-    write_arrays(directory / WEIGHTS, arrays)
+    # transformers 4.46 refuses a file that does not say of which library its layout is.
+    write_arrays(directory / WEIGHTS, arrays, metadata={"format": "pt"})
     architecture = files["config.json"]["architectures"][0]
     card = model_card(model.config, model.info, record_of(model), huggingface=architecture)
     write_text(directory / "README.md", card)
@@ -274,8 +275,10 @@ def as_float32(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if is_float else array
 
 
-def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a `.npz` or `.safetensors` file, whole or not at all."""
+def write_arrays(
+    path: epath.Path, arrays: Mapping[str, np.ndarray], *, metadata: dict[str, str] | None = None
+) -> None:
+    """Writes a `.npz` file, or a `.safetensors` file with its metadata, whole or not at all."""
     # safetensors writes the buffer in memory order and ignores strides.
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     if path.suffix == ".npz":
@@ -283,4 +286,4 @@ def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
         np.savez(data, **whole)
         write_bytes(path, data.getvalue())
     else:
-        write_bytes(path, safetensors.numpy.save(whole))
+        write_bytes(path, safetensors.numpy.save(whole, metadata))

@@ -85,6 +85,8 @@ def test_to_hugging_face_and_back(kind: str, tmp_path):
     assert params_sha256(found) == params_sha256(stored.params)
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert model_section(config, source="config.json") | {"dtype": "float32"} == section
+    with safetensors.safe_open(tmp_path / "hf" / "model.safetensors", "numpy") as file:
+        assert file.metadata() == {"format": "pt"}  # older releases of transformers ask for it
     card = (tmp_path / "hf" / "README.md").read_text()
     assert f"transformers.{kind.capitalize()}ForPreTraining.from_pretrained(DIR)" in card
     assert "--config.init_from=DIR" in card and "predict.py" not in card

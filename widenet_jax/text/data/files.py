@@ -16,7 +16,7 @@ from widenet_jax.corpus.files import COMPRESSED_SUFFIXES
 from widenet_jax.corpus.tables import Columns, from_csv, from_tsv, read_bytes, read_text
 from widenet_jax.data.input_files import class_names, open_parquet, shards_text
 from widenet_jax.data.labelled import check_class_names
-from widenet_jax.data.splits import check_part, parse_slice, parts_of, slice_of
+from widenet_jax.data.splits import SplitError, check_part, parse_slice, parts_of, slice_of
 from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import absolute, parse_json
 
@@ -77,19 +77,14 @@ def find_files(path: str, name: str) -> list[epath.Path]:
         found = [file for file, stem in stems.items() if one in (file.name, stem)]
         if len({stems[file] + file.suffix for file in found}) > 1:
             listed = ", ".join(file.name for file in found)
-            raise BadInputError(
-                f"{where}: split {name!r} may be {listed}; give the file's whole name"
-            )
+            raise SplitError(f"{where}: split {name!r} may be {listed}; give the file's whole name")
         if odd := shards_text(file.name for file in found if file.name != one):
             advice = "copy what is missing, remove what is of another set, or name one file"
             raise BadInputError(f"{where}: there are {odd}; {advice}")
         if found:
             return found
     known = ", ".join(dict.fromkeys(stems.values())) or "none"
-    raise BadInputError(
-        f"{where}: no split {name!r} ({', '.join(READERS)}); there are {known} "
-        "(config.data.train_split, config.data.eval_split)"
-    )
+    raise SplitError(f"{where}: no split {name!r} ({', '.join(READERS)}); there are {known}")
 
 
 def _splits_in(place: epath.Path) -> dict[epath.Path, str]:
