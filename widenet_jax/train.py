@@ -280,15 +280,7 @@ def train(
     if (data is None) != (eval_data is None):
         raise BadInputError("give both data and eval_data, or neither")
     for name, one in {"data": data, "eval_data": eval_data}.items():
-        if isinstance(one, Mapping):
-            raise BadInputError(f"{name} is {type(one).__name__}; give a list of its examples")
-        if one is not None and not (hasattr(one, "__len__") and hasattr(one, "__getitem__")):
-            raise BadInputError(
-                f"{name} is {type(one).__name__}, without __len__ and __getitem__; give a list, "
-                f"such as list({name})"
-            )
-        if one is not None and len(one) == sys.maxsize:
-            raise BadInputError(f"{name} has no end; give it without repeat()")
+        check_examples(name, one)
     try:
         inspect.signature(on_evaluation).bind(0, {})
     except (TypeError, ValueError) as error:
@@ -298,6 +290,21 @@ def train(
         splits = data, eval_data
     how = {"splits": splits, "on_evaluation": on_evaluation, "extend": extend}
     return run(config, os.fspath(workdir), **how)
+
+
+def check_examples(name: str, examples: Any) -> None:
+    """Raises BadInputError unless `train`'s argument of this name is None or a list of examples."""
+    kind = type(examples).__name__
+    if isinstance(examples, Mapping):
+        raise BadInputError(f"{name} is {kind}; give a list of its examples")
+    if examples is None:
+        return
+    if not (hasattr(examples, "__len__") and hasattr(examples, "__getitem__")):
+        raise BadInputError(
+            f"{name} is {kind}, without __len__ and __getitem__; give a list, such as list({name})"
+        )
+    if len(examples) == sys.maxsize:
+        raise BadInputError(f"{name} has no end; give it without repeat()")
 
 
 def same_on_all_hosts(config: ConfigDict, workdir: epath.Path, mode: str) -> dict[str, object]:
