@@ -262,6 +262,29 @@ MODELS = {
     "model.top_k_mlp": TOP_K_MLP,
     "model.product_key": PRODUCT_KEY | {"kernel_init": ("pre_norm", "as model.kernel_init")},
 }
+# Field -> another one, with the values of it beside which the first has no effect.
+WITHOUT_EFFECT = {
+    "max_skipped_updates": ("on_nonfinite", ("stop",)),
+    "data.max_bad_fraction": ("data.on_bad_example", ("error",)),
+    "optimizer.momentum": ("optimizer.name", ("adamw", "lamb")),
+    "optimizer.b1": ("optimizer.name", ("sgd",)),
+    "optimizer.b2": ("optimizer.name", ("sgd",)),
+    "optimizer.eps": ("optimizer.name", ("sgd",)),
+    "optimizer.adam_rate": ("optimizer.name", ("adamw", "lamb", "sgd")),
+    "optimizer.end_learning_rate": ("optimizer.schedule", ("constant",)),
+    "augment.crop_area_min": ("augment.crop", ("pad",)),
+    "augment.pad_pixels": ("augment.crop", ("inception",)),
+    "augment.eval_crop_fraction": ("augment.eval_crop", ("squash",)),
+    "augment.randaugment_magnitude": ("augment.randaugment_layers", (0,)),
+    "augment.randaugment_before_crop": ("augment.randaugment_layers", (0,)),
+    "model.moe.capacity_factor": ("model.moe.capacity_rule", ("unlimited",)),
+    "model.moe.capacity_factor_eval": ("model.moe.capacity_rule", ("unlimited",)),
+    "model.loop.exit.threshold": ("model.loop.exit.rule", ("none",)),
+    "model.loop.exit.entropy": ("model.loop.exit.loss", ("last", "mean")),
+    "model.loop.counts.mean": ("model.loop.counts.train", ("fixed", "grow")),
+    "model.loop.counts.sigma": ("model.loop.counts.train", ("fixed", "grow")),
+    "model.loop.counts.backprop_last": ("model.loop.counts.train", ("fixed", "grow")),
+}
 
 
 def get_config(model: Mapping, task: str = "classification") -> ConfigDict:

@@ -20,7 +20,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from widenet_jax.config import parser
-from widenet_jax.config.fields import described
+from widenet_jax.config.fields import described, without_effect
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.config.imports import remember
 from widenet_jax.config.machine import keep_compiled
@@ -95,7 +95,10 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
             raise BadInputError(f"--{name} is missing, as in {EXAMPLE}")
     config = stored_config(own.workdir) if stored else load_config(own.config)
     remember(config, own.imports)
-    return own, set_fields(config, own.fields, workdir=own.workdir)
+    config = set_fields(config, own.fields, workdir=own.workdir)
+    for line in without_effect(config, own.fields):
+        say(f"note: {line}")
+    return own, config
 
 
 def print_fields(config: ConfigDict, *, as_json: bool) -> int:

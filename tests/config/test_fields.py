@@ -10,8 +10,16 @@ import pytest
 from config_page import page
 from ml_collections import ConfigDict
 
+from configs.defaults import WITHOUT_EFFECT
 from configs.sizes import ROUTERS
-from widenet_jax.config.fields import described, field_names, fields_of, override, rows_of
+from widenet_jax.config.fields import (
+    described,
+    field_names,
+    fields_of,
+    override,
+    rows_of,
+    without_effect,
+)
 from widenet_jax.config.files import NO_EXPERIMENTS, from_json, load_config
 from widenet_jax.main import main
 
@@ -76,3 +84,22 @@ def test_print_config(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyP
     assert main(["main", *flags, "--print_config", "--workdir=gs://b/run"]) == 0
     (line,) = re.findall(r"^optimizer\.learning_rate .*$", capsys.readouterr().out, re.MULTILINE)
     assert re.split("  +", line)[1:] == ["0.25", "number", "after the warm-up"]
+
+
+def test_fields_of_a_flag_that_another_makes_idle_are_named(capsys: pytest.CaptureFixture):
+    """Only of flags, as recipes set fields for other choices; the table names what there is."""
+    for field, (other, values) in WITHOUT_EFFECT.items():
+        assert {field, other} <= field_names()
+        for value in values:
+            row = rows_of("classification" if other.startswith("augment") else "")[other]
+            assert value == row[0] or str(value) in re.split(r"\W+", row[1]), (field, value)
+    config = config_named("digits")
+    assert without_effect(config, ["--config.optimizer.momentum=0.5", "--config.seed=3"]) == [
+        "--config.optimizer.momentum has no effect beside config.optimizer.name=adamw"
+    ]
+    flags = ["--config.optimizer.name=sgd", "--config.optimizer.momentum=0.5"]
+    assert not without_effect(override(config, flags), flags)
+    told = "note: --config.augment.eval_crop_fraction has no effect beside config.augment.eval_crop"
+    flag = "--config.augment.eval_crop_fraction=0.5"
+    assert main(["", "--config", f"{ROOT}/configs/digits.py", "--print_config", flag]) == 0
+    assert f"{told}=squash" in capsys.readouterr().err

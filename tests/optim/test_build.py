@@ -228,3 +228,23 @@ def test_an_optimizer_that_no_step_can_run(make, words, monkeypatch: pytest.Monk
     monkeypatch.setitem(OPTIMIZERS, "mine", make)
     with pytest.raises(BadInputError, match=f"name=mine: its {words}"):
         build(section("mine"))
+
+
+IDLE = configs_module("defaults").WITHOUT_EFFECT
+OF_NAME = [(k, name) for k, of in IDLE.items() if of[0] == "optimizer.name" for name in of[1]]
+
+
+@pytest.mark.parametrize(("field", "name"), OF_NAME)
+def test_fields_said_to_have_no_effect_have_none(field: str, name: str):
+    """Beside the optimizers that the table names; another has one, so that the test can fail."""
+    field = field.removeprefix("optimizer.")
+    other = "sgd" if field == "momentum" else "muon"
+    results = {
+        optimizer: [
+            train(build(section(optimizer, **{field: value}))[0], gradients(2))
+            for value in (0.5, 0.25)
+        ]
+        for optimizer in (name, other)
+    }
+    same = {k: jax.tree.map(np.array_equal, *pair) for k, pair in results.items()}
+    assert all(jax.tree.leaves(same[name])) and not all(jax.tree.leaves(same[other]))

@@ -120,6 +120,18 @@ def override(config: ConfigDict, flags: Sequence[str]) -> ConfigDict:
     return config.lock()
 
 
+def without_effect(config: ConfigDict, flags: Sequence[str]) -> list[str]:
+    """Returns a line for each field that flags set and that another field makes idle."""
+    rows, fields = configs_module("defaults").WITHOUT_EFFECT, dict(fields_of(config))
+    named = (flag.removeprefix("--config.").partition("=")[0] for flag in flags)
+    idle = ((name, rows[name][0]) for name in named if name in rows)
+    return [
+        f"--config.{name} has no effect beside config.{other}={fields[other]}"
+        for name, other in idle
+        if fields.get(other) in rows[name][1]
+    ]
+
+
 def check_task(config: ConfigDict, before: str) -> None:
     """Checks that flags left a config that its task can read.
 
