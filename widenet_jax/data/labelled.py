@@ -5,7 +5,7 @@ import itertools
 import operator
 import reprlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -227,6 +227,18 @@ def check_seen(train: str, seen: Collection[str], wanted: Iterable[str], advice:
             f"split {train} has no example of {len(lacking)} of {len({*known, *lacking})} classes "
             f"({names_text(lacking)}); {advice} (it has {names_text([*known]) or 'none'})"
         )
+
+
+def alike_text(
+    names: Iterable[str], plain: Callable[[str], Hashable] = str.casefold, where: str = ""
+) -> str:
+    """Returns a line on names of which `plain` makes the same, such as Cat and cat; "" for none."""
+    alike: dict[Hashable, list[str]] = {}
+    for name in names:
+        alike.setdefault(plain(name), []).append(name)
+    odd = next((same for same in alike.values() if len(same) > 1), ())
+    advice = "differ only in spelling: if they mean the same, write them alike"
+    return f"{' and '.join(map(repr, odd))} {advice}{where}" if odd else ""
 
 
 def left_out_text(counts: Counter[str]) -> str:

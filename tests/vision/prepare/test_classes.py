@@ -286,3 +286,19 @@ def test_files_of_many_images_are_checked_as_such(tmp_path, capsys):
         assert "CIFAR's version for Python, of pickles" in refused(capsys, "check", place)
     packing = ["tar", f"--split=train={archive}", "--out", tmp_path / "out"]
     assert "take cifar-10-binary.tar.gz" in refused(capsys, *packing)
+
+
+def test_classes_that_differ_only_in_capitals_are_named(tmp_path, capsys):
+    """As of two people who named folders: the run, the packer and check say so."""
+    for split in ("train", "val"):
+        for k, name in enumerate(("Ant", "ant", "bee")):
+            path = tmp_path / "photos" / split / name / f"{split}.jpg"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(photo(20 * k + 90 * (split == "val")))
+    said = "'Ant' and 'ant' differ only in spelling: if they mean the same, write them alike"
+    data = {"source": "image_folder", "path": str(tmp_path / "photos"), "eval_split": "val"}
+    assert sources.build_source(data, "train").note == said
+    commands = (["image_folder", "--input"], ["check"])
+    for command, out in zip(commands, (["--out", tmp_path / "out"], []), strict=True):
+        run(*command, tmp_path / "photos", *out)
+        assert said in capsys.readouterr().out

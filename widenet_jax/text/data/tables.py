@@ -23,7 +23,7 @@ from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.tables import Columns, read_text, shown, trimmed
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import ArraySpec, Example, Transform
-from widenet_jax.data.labelled import label_of
+from widenet_jax.data.labelled import alike_text, label_of
 from widenet_jax.data.sources import example_at, missing_classes
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 from widenet_jax.files import is_text
@@ -364,16 +364,12 @@ def _plain(name: str) -> str | float:
 
 def doubts(rows: Sequence[Row], class_names: Sequence[str]) -> list[str]:
     """Returns lines on what may be mistakes in the labels of a table."""
-    notes, alike = [], {}
-    for name in class_names:
-        alike.setdefault(_plain(name), []).append(name)
-    numbers = [number for number in alike if isinstance(number, float)]
-    if len(numbers) == len(alike) and not all(map(float.is_integer, numbers)):
+    notes, plain = [], {*map(_plain, class_names)}
+    numbers = [number for number in plain if isinstance(number, float)]
+    if len(numbers) == len(plain) and not all(map(float.is_integer, numbers)):
         scores = "scores are not learned as numbers, each is a class of its own"
         notes.append(f"{len(class_names):,} classes are numbers with fractions: {scores}")
-    if odd := next((same for same in alike.values() if len(same) > 1), None):
-        advice = "differ only in spelling: if they mean the same, write them alike in the table"
-        notes.append(f"{' and '.join(map(repr, odd))} {advice}")
+    notes += filter(None, [alike_text(class_names, _plain, " in the table")])
     if len(class_names) > max(2, len(rows) / 2):
         question = "are these numbers or texts? config.data.label_column"
         notes.append(f"{len(class_names):,} classes in {len(rows):,} rows: {question}")

@@ -14,7 +14,13 @@ import numpy as np
 
 from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import LabelledImages, check_class_names, counts_text, names_text
+from widenet_jax.data.labelled import (
+    LabelledImages,
+    alike_text,
+    check_class_names,
+    counts_text,
+    names_text,
+)
 from widenet_jax.data.records import MANIFEST
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
 from widenet_jax.data.splits import check_split, parse_slice, slice_of
@@ -123,7 +129,7 @@ class ImageFolder(LabelledImages):
                 )
         self.class_names = tuple(found)
         check_class_names(self.class_names, folder)
-        self._folder = str(folder)
+        self._folder, self.note = str(folder), alike_text(self.class_names)
         chosen = [[file for file in images if inside(file)] for images, _ in found.values()]
         self._files = [file for images in chosen for file in images]
         counts = [len(images) for images in chosen]
@@ -131,7 +137,8 @@ class ImageFolder(LabelledImages):
             self.split_advice = holdout.split_advice(root)
         if divided and holdout.fraction < 1:
             total = sum(len(images) for images, _ in found.values())
-            self.note = "" if folder == Path(root) else _unused(folder, holdout)
+            beside = "" if folder == Path(root) else _unused(folder, holdout)
+            self.note = "\n".join(filter(None, [beside, self.note]))
             self.part_of = (
                 f"of {total:,}: --{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
             )

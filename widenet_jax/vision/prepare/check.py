@@ -13,7 +13,7 @@ from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Options
 from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE, check_bad, in_threads, tried
 from widenet_jax.data.checks import Checked, run_checks
-from widenet_jax.data.labelled import left_out_text, names_text
+from widenet_jax.data.labelled import alike_text, left_out_text, names_text
 from widenet_jax.data.sources import open_splits
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.vision.data.files import decode
@@ -128,6 +128,7 @@ def class_notes(images: Sequence[str], path: str) -> list[str]:
         own = [(n, os.path.basename(f)) for n, f in sizes if os.path.dirname(f) == parent]
         low, high = (f"{count:,} ({name})" for count, name in (own[0], own[-1]))
         notes.append(f"{parent}: class folders: {len(own):,}, with {low} to {high} images")
+        notes += filter(None, [alike_text(sorted(name for _, name in own))])
     notes += [f"{folder}: images: only {count}" for count, folder in sizes if count < LEAST]
     if stray and sizes:
         names = [os.path.basename(file) for file in images if os.path.dirname(file) == root]

@@ -27,6 +27,7 @@ from widenet_jax.data.checks import Check
 from widenet_jax.data.input_files import shards_text
 from widenet_jax.data.labelled import (
     LabelledImages,
+    alike_text,
     check_class_names,
     check_seen,
     left_out_text,
@@ -83,7 +84,8 @@ class Converted:
 
     def lines(self) -> list[str]:
         """Returns the notes, and lines on classes without images and on files left out."""
-        lines, every = [*self.notes], range(len(self.class_names))
+        lines = [*self.notes, *filter(None, [alike_text(self.class_names)])]
+        every = range(len(self.class_names))
         for split, present in self.present.items():
             if lacking := [self.class_names[k] for k in every if k not in present]:
                 lines.append(f"{split} has no image of {names_text(lacking)}")
