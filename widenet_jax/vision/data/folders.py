@@ -137,8 +137,7 @@ class ImageFolder(LabelledImages):
             self.split_advice = holdout.split_advice(root)
         if divided and holdout.fraction < 1:
             total = sum(len(images) for images, _ in found.values())
-            beside = "" if folder == Path(root) else _unused(folder, holdout)
-            self.note = "\n".join(filter(None, [beside, self.note]))
+            self.note = "\n".join(filter(None, [_unused(folder, root, holdout), self.note]))
             self.part_of = (
                 f"of {total:,}: --{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
             )
@@ -298,9 +297,10 @@ def _is_split(root: Path, holdout: Holdout) -> bool:
     return _has_classes(folder) or bool(loose and loose[0])
 
 
-def _unused(folder: Path, holdout: Holdout) -> str:
+def _unused(folder: Path, root: str, holdout: Holdout) -> str:
     """Returns a line on splits beside the folder from which evaluation is held out; "" for none."""
-    beside = [name for name in _subfolders(folder.parent) if _has_classes(folder.parent / name)]
+    parts = [] if folder == Path(root) else _subfolders(folder.parent)
+    beside = [name for name in parts if _has_classes(folder.parent / name)]
     if not (unused := [name for name in beside if name != folder.name]):
         return ""
     return (
