@@ -277,6 +277,20 @@ def train(
     from widenet_jax.inference.pretrained_config import set_fields
 
     config, splits = set_fields(config, flags, workdir=os.fspath(workdir)), None
+    check_objects(data, eval_data)
+    try:
+        inspect.signature(on_evaluation).bind(0, {})
+    except (TypeError, ValueError) as error:
+        raise BadInputError(f"on_evaluation takes a step and metrics: {error}") from None
+    if data is not None:
+        config.data.update(source=PYTHON, path="")
+        splits = data, eval_data
+    how = {"splits": splits, "on_evaluation": on_evaluation, "extend": extend}
+    return run(config, os.fspath(workdir), **how)
+
+
+def check_objects(data: Any, eval_data: Any) -> None:
+    """Raises BadInputError unless both splits are sequences of examples, or both None."""
     if (data is None) != (eval_data is None):
         raise BadInputError("give both data and eval_data, or neither")
     for name, one in {"data": data, "eval_data": eval_data}.items():
@@ -289,15 +303,6 @@ def train(
             )
         if one is not None and len(one) == sys.maxsize:
             raise BadInputError(f"{name} has no end; give it without repeat()")
-    try:
-        inspect.signature(on_evaluation).bind(0, {})
-    except (TypeError, ValueError) as error:
-        raise BadInputError(f"on_evaluation takes a step and metrics: {error}") from None
-    if data is not None:
-        config.data.update(source=PYTHON, path="")
-        splits = data, eval_data
-    how = {"splits": splits, "on_evaluation": on_evaluation, "extend": extend}
-    return run(config, os.fspath(workdir), **how)
 
 
 def same_on_all_hosts(config: ConfigDict, workdir: epath.Path, mode: str) -> dict[str, object]:
