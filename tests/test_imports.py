@@ -74,6 +74,40 @@ def test_imports_go_one_way(path: Path):
             assert may_import(unit, other), module
 
 
+def test_a_run_imports_what_it_uses():
+    """From its command to its first step; what functions import, other runs or its end need."""
+    digits = ("vision.spec", "vision.task", "vision.model", "vision.data.digits")
+    digits += ("vision.data.transforms", "nn.attention.full", "nn.moe.layer")
+    waiting = {"main", "train", *digits, "nn.moe.routers.softmax"}
+    found: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        path = PACKAGE.joinpath(*module.split("."))
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        found |= {
+            module,
+            *(".".join(module.split(".")[:n]) for n in range(1, module.count(".") + 1)),
+        }
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("widenet_jax"):
+                inside = node.module.partition(".")[2]
+                names = [f"{inside}.{one.name}".lstrip(".") for one in node.names]
+                files = {str(path.relative_to(PACKAGE).with_suffix("")) for path in FILES}
+                own = {name for name in names if name.replace(".", "/") in files}
+                waiting |= ({inside} if inside else set()) | own
+        waiting -= found
+    assert found.isdisjoint(
+        f"{unit}.{name}"
+        for unit, names in {
+            "run": ("attention", "figures", "intervals", "profile", "tables"),
+            "nn": ("attention.rotary", "loop_modules", "loop_runs", "product_key", "selection"),
+            "config": ("names",),
+        }.items()
+        for name in names
+    )
+    assert len(found) <= 72, sorted(found)
+
+
 def test_the_root_stays_small():
     entries = [path for path in PACKAGE.iterdir() if path.name[0] != "_"]
     assert sum(path.suffix == ".py" for path in entries) <= 14

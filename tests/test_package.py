@@ -122,3 +122,20 @@ def test_the_extra_prepare_begins_a_download(tmp_path: Path, installed: Callable
 def test_the_extra_gcs_trains_on_a_bucket(bucket: str, installed: Callable[[str], Path]):
     program = command(bucket, duration="2 steps", **{"tracking.tensorboard": True})
     finish(start([str(installed("gcs")), *program[1:]]))
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_suite(tmp_path: Path):
+    """Two of three at once, with this project's options: each dies with a line, others go on."""
+    for name, code in {"a": "os.abort()", "b": "os.abort()", "c": "time.sleep(1)"}.items():
+        tests = "".join(f"\ndef test_{n}():\n    {code}\n" for n in "xy")
+        (tmp_path / f"test_{name}.py").write_text(f"import os\nimport time\n{tests}")
+    command = [sys.executable, "-m", "pytest", f"--config-file={ROOT / 'pyproject.toml'}"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", tmp_path],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1 and lines[-1].startswith("2 failed, 2 passed"), done.stdout
+    for name in "ab":
+        assert any(f"crashed while running 'test_{name}.py::test_x'" in line for line in lines)

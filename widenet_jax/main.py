@@ -35,7 +35,6 @@ from widenet_jax.errors import (
 from widenet_jax.files import absolute
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.run.stopping import Stop, end_process, say
-from widenet_jax.run.tables import beside, number, primary_text, routing_rows, text_table
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
 JOIN_SECONDS = 300.0  # for all hosts to start
@@ -103,6 +102,8 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
 
 def print_fields(config: ConfigDict, *, as_json: bool) -> int:
     """Prints every field of a config for people, or as JSON; returns the exit code."""
+    from widenet_jax.run.tables import text_table
+
     fields = described(config)
     if as_json:
         print(json.dumps({"fields": [field._asdict() for field in fields]}))
@@ -113,6 +114,8 @@ def print_fields(config: ConfigDict, *, as_json: bool) -> int:
 
 def report(result: dict[str, Any], workdir: str) -> str:
     """Returns the result as a table for people."""
+    from widenet_jax.run.tables import routing_rows, text_table  # training needs none
+
     if result["mode"] == "replay":
         return report_replay(result)
     rows = [
@@ -137,6 +140,8 @@ def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     "test" is replaced by the split's own name. How many examples were evaluated (`test_UNIT`)
     stands beside the primary metric.
     """
+    from widenet_jax.run.tables import beside, number, primary_text
+
     first, count = (f"test_{name}" for name in (result["primary_metric"]["name"], result["unit"]))
     names = [name for name in result if name.startswith("test_") and name != count]
     rows = []

@@ -277,10 +277,7 @@ def train(
     from widenet_jax.inference.pretrained_config import set_fields
 
     config, splits = set_fields(config, flags, workdir=os.fspath(workdir)), None
-    if (data is None) != (eval_data is None):
-        raise BadInputError("give both data and eval_data, or neither")
-    for name, one in {"data": data, "eval_data": eval_data}.items():
-        check_examples(name, one)
+    check_objects(data, eval_data)
     try:
         inspect.signature(on_evaluation).bind(0, {})
     except (TypeError, ValueError) as error:
@@ -292,19 +289,20 @@ def train(
     return run(config, os.fspath(workdir), **how)
 
 
-def check_examples(name: str, examples: Any) -> None:
-    """Raises BadInputError unless `train`'s argument of this name is None or a list of examples."""
-    kind = type(examples).__name__
-    if isinstance(examples, Mapping):
-        raise BadInputError(f"{name} is {kind}; give a list of its examples")
-    if examples is None:
-        return
-    if not (hasattr(examples, "__len__") and hasattr(examples, "__getitem__")):
-        raise BadInputError(
-            f"{name} is {kind}, without __len__ and __getitem__; give a list, such as list({name})"
-        )
-    if len(examples) == sys.maxsize:
-        raise BadInputError(f"{name} has no end; give it without repeat()")
+def check_objects(data: Any, eval_data: Any) -> None:
+    """Raises BadInputError unless both splits are sequences of examples, or both None."""
+    if (data is None) != (eval_data is None):
+        raise BadInputError("give both data and eval_data, or neither")
+    for name, one in {"data": data, "eval_data": eval_data}.items():
+        if isinstance(one, Mapping):
+            raise BadInputError(f"{name} is {type(one).__name__}; give a list of its examples")
+        if one is not None and not (hasattr(one, "__len__") and hasattr(one, "__getitem__")):
+            raise BadInputError(
+                f"{name} is {type(one).__name__}, without __len__ and __getitem__; give a list, "
+                f"such as list({name})"
+            )
+        if one is not None and len(one) == sys.maxsize:
+            raise BadInputError(f"{name} has no end; give it without repeat()")
 
 
 def same_on_all_hosts(config: ConfigDict, workdir: epath.Path, mode: str) -> dict[str, object]:

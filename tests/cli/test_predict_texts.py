@@ -78,8 +78,9 @@ def test_classes_of_texts(reviews_run: Path, capsys):
     assert [row["top"][0]["class"] for row in both] == ["positive", "negative"]
     assert all(row["top"][0]["probability"] > 0.65 for row in both)
     assert [row["text"] for row in both] == words
-    alone = predicted(capsys, reviews_run, f"--text={words[1]}")["texts"]
-    assert alone == both[1:]
+    (alone,) = predicted(capsys, reviews_run, f"--text={words[1]}")["texts"]
+    for one, other in zip(alone["top"], both[1]["top"], strict=True):
+        assert one == pytest.approx(other, abs=1e-6)  # programs of two sizes may round otherwise
     assert predict.main([f"--workdir={reviews_run}", "--text=good", "--top=1"]) == 0
     text, answer = capsys.readouterr().out.splitlines()
     assert text == "good" and answer.endswith("%  positive")

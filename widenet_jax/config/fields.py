@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import configs_module
-from widenet_jax.config.names import nearest_name
 from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.specs import PYTHON, TASKS, added, task_spec
 
@@ -203,6 +202,8 @@ def no_such_field(field: str, fields: Mapping[str, Any]) -> str:
 
     The fields of the section that the user named, or else of the suggested field's, are listed.
     """
+    from widenet_jax.config.names import nearest_name  # only a mistake needs it
+
     sections = {name: value for name, value in fields.items() if isinstance(value, ConfigDict)}
     near = nearest_name(field, fields.keys() - sections.keys()) or ""
     section = field.rpartition(".")[0]

@@ -25,7 +25,6 @@ from widenet_jax.config.fields import field_names
 from widenet_jax.config.files import variant_options
 from widenet_jax.config.imports import import_files
 from widenet_jax.config.machine import NUMBERS, skip_absent_tpu
-from widenet_jax.config.names import same_name
 from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, similar
 from widenet_jax.files import NO_ANSWER, is_stall
 
@@ -109,6 +108,8 @@ class Parser(argparse.ArgumentParser):
 
     def _hint(self, name: str, known: Collection[str]) -> str:
         """Returns what to tell about an unknown flag: the field or the flag that may be meant."""
+        from widenet_jax.config.names import same_name  # only a mistake needs it
+
         takes_fields = self.get_default("takes_fields") and not self._subparsers
         if takes_fields and (field := same_name(name, field_names())):
             return f"did you mean {FIELD}{field}?"

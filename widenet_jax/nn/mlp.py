@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.selection import keep_largest
 from widenet_jax.typing import Array, FfnOutput, Routing
 
 
@@ -108,6 +107,8 @@ class TopKMlp(Mlp, kw_only=True):
                 f"{section} keeps the largest of units that are not negative: set "
                 f"{section}.activation=relu in place of {self.activation}"
             )
+        from widenet_jax.nn.selection import keep_largest  # most models do without
+
         return keep_largest(hidden, self.num_active)
 
     def forward_flops(self, B: int, T: int, D: int) -> int:

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.nn.attention.implementations import AUTO, FIELD, IMPLEMENTATIONS, attend
-from widenet_jax.nn.attention.rotary import num_rotated, rotate
 from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.typing import Array, Aux
@@ -112,6 +111,10 @@ class SelfAttention(HeadProjections):
         y = self.heads(name, x)
         if self.qk_norm:
             y = nn.RMSNorm(EPSILON, self.dtype, name=f"{name}_norm")(y)
+        if not self.rope:
+            return y
+        from widenet_jax.nn.attention.rotary import rotate  # most models do without
+
         return rotate(y, self.rope)
 
     def check(self, embed_dim: int) -> None:
@@ -119,7 +122,11 @@ class SelfAttention(HeadProjections):
         H = self.head_size(embed_dim)
         choose({AUTO: None} | IMPLEMENTATIONS, self.implementation, field=FIELD)
         check_range(f"{SECTION}.rope", self.rope, 0, 1)
-        if self.rope and not num_rotated(H, self.rope):
+        if not self.rope:
+            return
+        from widenet_jax.nn.attention.rotary import num_rotated
+
+        if not num_rotated(H, self.rope):
             raise BadInputError(
                 f"{SECTION}.rope={self.rope} of {H} dimensions of a head is no pair that could "
                 "rotate; give more, or 0"
