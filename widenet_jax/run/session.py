@@ -44,7 +44,6 @@ from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
 from widenet_jax.run.progress import Progress
 from widenet_jax.run.stopping import Stop, StopRequestedError, Watchdog, say
-from widenet_jax.run.tables import remark
 from widenet_jax.sharding import gather_shared, global_batch, host_positions, to_host
 from widenet_jax.step import TrainState, precision_of
 from widenet_jax.typing import Array, Inputs, PyTree
@@ -208,8 +207,8 @@ class Session:
                 raise CallbackError from error
         self.checkpoints.save_best(state, step=step, value=scalars[primary_metric])
         self.writer.write(step, "eval", metrics)
-        facts = {"remarks": self.experiment.task.remarks}
-        shown = [f"{name.replace('_', ' ')} {value:.4f}{remark(name, facts)}"
+        remarks = {k: f" ({text})" for k, text in self.experiment.task.remarks.items()}
+        shown = [f"{name.replace('_', ' ')} {value:.4f}{remarks.get(name, '')}"
                  for name, value in scalars.items() if isinstance(value, float)]  # fmt: skip
         self.note(f"step {step:,}: evaluation {', '.join(shown)}")
         self.writer.flush()
