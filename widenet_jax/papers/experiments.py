@@ -1,5 +1,7 @@
 """The papers' experiments: what experiments.toml says, as the rows that each compares."""
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +38,16 @@ class Metric:
     decimals: int = 1
 
 
-SECTIONS = tomllib.loads((Path(__file__).parent / "experiments.toml").read_text())
+def load(name: str) -> dict[str, Any]:
+    """Reads a TOML file of this folder."""
+    return tomllib.loads((Path(__file__).parent / name).read_text())
+
+
+SECTIONS = load("experiments.toml")
+# Fixed before the first run: all but the dated deviations is hashed, and results carry the hash.
+CHOICES = load("claims.toml")
+DEVIATIONS: list[str] = CHOICES.pop("deviations")
+CHOICES_SHA256 = hashlib.sha256(json.dumps(CHOICES, sort_keys=True).encode()).hexdigest()
 LANGUAGE_SIZES: dict[str, str] = SECTIONS.pop("language_sizes")
 METRICS = {name: Metric(**fields) for name, fields in SECTIONS.pop("metrics").items()}
 TOP_1 = METRICS["top_1"]
@@ -53,6 +64,8 @@ class PaperRow:
         the paper prints text, None where it only draws the value or gives none.
       shape: of a language model: the values of SHAPE.
       entropy: of a language model: size -> weight of the entropy loss, where it is not the size's.
+      stage: a key of `scales.Scale.claims` that trains the variant as it stands; "": the
+        experiment's own stage trains the variant of the scale's size.
     """
 
     label: str
@@ -60,6 +73,7 @@ class PaperRow:
     paper: float | str | None = None
     shape: Mapping[str, float] = field(default_factory=dict)
     entropy: Mapping[str, float] = field(default_factory=dict)
+    stage: str = ""
 
     @property
     def size(self) -> str:
@@ -95,6 +109,8 @@ class PaperExperiment:
         `contrasts`; of a comparison that no paper has made.
       margin: within which a contrast counts as 0.
       above_0: what it means when a contrast is above 0, in a picture.
+      about: our data and the differences from the paper, where they are not the scale's.
+      seeds: runs of each model; 0: as many as the scale's.
     """
 
     name: str
@@ -114,6 +130,8 @@ class PaperExperiment:
     contrasts: tuple[tuple[str, list[str], list[str]], ...] = ()
     margin: float = 0.0
     above_0: str = ""
+    about: str = ""
+    seeds: int = 0
 
     def of_sizes(self, sizes: Sequence[str]) -> "PaperExperiment":
         """Returns the experiment with only the rows of these sizes."""
@@ -182,16 +200,28 @@ def has_entropy_loss(variant: str) -> bool:
     return any(losses.get(loss) for loss in ENTROPY_OF.values())
 
 
+def claims_of(section: Mapping[str, Any]) -> PaperExperiment:
+    """Makes the experiment of claims.toml: each row has its rate and its amount of images."""
+    section = dict(section)
+    rows = tuple(
+        PaperRow(label, variant, stage=f"{rate}_{amount}")
+        for label, variant, rate, amount in section.pop("rows")
+    )
+    contrasts = tuple(map(tuple, section.pop("contrasts")))
+    return PaperExperiment("claims", rows=rows, contrasts=contrasts, **section)
+
+
 EXPERIMENTS = {
     one.name: one for name, of in SECTIONS.items() for one in experiments_of(name, dict(of))
 }
+EXPERIMENTS["claims"] = claims_of(CHOICES["experiment"])
 # Names on the command line that stand for several experiments, whose names begin with them.
 GROUPS = {
     name: tuple(one for one in EXPERIMENTS if one.startswith(f"{name}_"))
     for name in ("table2", *SECTIONS, "sigma", "loops")
     if name not in EXPERIMENTS
 }
-OTHERS = ("sigma_", "loops_")  # how names begin that are not of the WideNet paper
+OTHERS = ("sigma_", "loops_", "claims")  # how names begin of other papers' and our own
 GROUPS["all"] = tuple(name for name in EXPERIMENTS if not name.startswith(OTHERS))
 
 
