@@ -42,13 +42,34 @@ def test_p_values_are_corrected():
 
 
 def test_verdicts():
-    above = contrasts.Found("", (1.0, 1.1, 0.9), 0.01, 1.0)
-    below = contrasts.Found("", (-1.0, -1.1), 0.01, 1.0)
-    equal = contrasts.Found("", (0.01, -0.01), 0.9, 0.01)
-    neither = contrasts.Found("", (0.01, -0.01), 0.9, 0.2)
-    small = contrasts.Found("", (0.01, 0.011), 0.01, 0.01)
+    above = contrasts.Found("", (1.0, 1.1, 0.9), 0.01, 1.0, 0.1)
+    below = contrasts.Found("", (-1.0, -1.1), 0.01, 1.0, 0.1)
+    equal = contrasts.Found("", (0.01, -0.01), 0.9, 0.01, 0.1)
+    neither = contrasts.Found("", (0.01, -0.01), 0.9, 0.2, 0.1)
+    small = contrasts.Found("", (0.01, 0.011), 0.01, 0.01, 0.1)
     verdicts = [one.verdict for one in (above, below, equal, neither, small)]
     assert verdicts == ["above 0", "below 0", "equal", "undecided", "above 0, equal"]
+
+
+def test_seeds_without_spread_have_no_test(tmp_path, drawn):
+    """0.5 and 0.5, by a margin of 0.1 and of 0.6; a difference that rounding alone leaves is 0."""
+    one, loops = found(("a - b", ["a"], ["b"]), margin=0.1), EXPERIMENTS["loops_value"]
+    alike = {m: found(("four", ["a", "c"], ["b", "b"]), margin=m)[0] for m in (0.1, 0.6)}
+    assert [of.verdict for of in alike.values()] == ["no spread over 2 seeds", "equal"]
+    assert all(of.interval is None for of in alike.values())
+    rounded = contrasts.Found("", (0.1 + 0.2 - 0.3, 0.0), math.nan, math.nan, 0.1)
+    assert (rounded.verdict, rounded.interval) == ("equal", None)
+    single = contrasts.Found("single", (0.5,), math.nan, math.nan, 0.1)
+    assert (single.verdict, single.interval) == ("undecided", None)
+    shown = [*one, alike[0.1], single]
+    text = " ".join(contrasts.markdown(loops, shown).split())
+    assert "| four | +0.5000 | no spread | 2 | | no spread over 2 seeds |" in text
+    assert "| single | +0.5000 | one seed | 1 |" in text
+    contrasts.draw(loops, shown, tmp_path / "a.png")
+    (axis,) = drawn[0].axes
+    assert [text.get_text() for text in axis.texts] == ["no spread", "one seed"]
+    # Beside the line at 0: dots, the mean and, of the first alone, the interval.
+    assert len(axis.lines) == 1 + 3 + 2 + 2
 
 
 def test_equality_needs_both_sides():

@@ -1,5 +1,7 @@
 """Intervals of metrics, against values by hand and from the literature."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from widenet_jax.run.intervals import (
     bootstrap_mean,
     interval_text,
     mean_over_seeds,
+    p_of,
     share_intervals,
     wilson,
 )
@@ -44,12 +47,49 @@ def test_bootstrap():
     assert interval_text((0.1, 0.25), percent=False) == " (95%: 0.1000 to 0.2500)"
 
 
+def test_no_interval_without_spread():
+    """One seed, equal seeds and sums that differ by rounding: 0.1 + 0.2 is 0.3 and 4e-17 more."""
+    for alike in ([0.224], [0.224, 0.224], [0.1 + 0.2, 0.3], [0.1 + 0.2 - 0.3, 0.0]):
+        assert mean_over_seeds(alike) is None and math.isnan(p_of(alike, 0.0, "two-sided"))
+    assert bootstrap_mean(np.full(9, 0.7)) is None and interval_text(None) == ""
+    assert share_intervals({"f1": 1.0, "f1_se": 0.0}) == {}
+
+
+# (classes, examples of each, share of right ones) -> whether more than 97.5% may be covered:
+# Wilson's own interval covers too much of so few examples, or classes differ in their shares.
+BALANCED = {
+    ((100, 20, 0.97),): False,
+    ((37, 10, 0.99),): False,
+    ((20, 3, 0.95),): False,
+    ((10, 30, 0.97),): False,
+    ((100, 100, 0.9),): False,
+    ((1000, 50, 0.8),): False,
+    ((2, 10, 0.5), (8, 500, 0.95)): True,
+    ((50, 5, 0.6), (50, 200, 0.99)): True,
+}
+
+
+@pytest.mark.parametrize(("parts", "wider"), BALANCED.items())
+def test_balanced_accuracy_is_covered(parts, wider: bool):
+    """Of 95% at least 92.5: the shares of drawn sets whose interval has the true mean."""
+    classes, examples, shares = np.transpose(parts)
+    shares, counts = (np.repeat(of, classes.astype(int)) for of in (shares, examples.astype(int)))
+    draws = 1_000_000 // len(shares)
+    right = np.random.default_rng(0).binomial(counts, shares, (min(draws, 20_000), len(shares)))
+    low, high = balanced_interval(right, counts)
+    covered = ((low <= shares.mean()) & (shares.mean() <= high)).mean()
+    assert 0.925 <= covered <= (1.0 if wider else 0.975)
+
+
 def test_balanced_accuracy_of_few_examples():
-    """2 of 2 right and 0 of 2: Wilson has 0.3424 to 1 and 0 to 0.6576, hence 1/2 +- 0.6576 / 2."""
-    found = balanced_interval(np.array([2, 0]), np.array([2, 2]))
-    assert found == pytest.approx((0.1712, 0.8288), abs=1e-4)
-    # Two classes of 100 and 4 examples: the small one's share varies most.
-    # Wilson: 0.8256 to 0.9448 and 0.1500 to 0.8500; below: 0.7 - hypot(0.0744, 0.35) / 2.
+    """Where all classes are as large and right as often, Wilson's interval of all examples."""
+    one, alike = np.array([7]), np.full(10, 9)
+    assert balanced_interval(one, np.array([9])) == pytest.approx(wilson(7 / 9, 9))
+    assert balanced_interval(alike, np.full(10, 10)) == pytest.approx(wilson(0.9, 100))
+    for right in (0, 10):  # none and all
+        found = balanced_interval(np.full(3, right), np.full(3, 10))
+        assert found == pytest.approx(wilson(right / 10, 30))
+    # 90 of 100 and 2 of 4: b = 0.7; drawn towards it 91.4 / 102 and 3.4 / 6, so that V is
+    # (0.000930 + 0.061389) / 4 = 0.015580, and b (1 - b) / V = 13.479; 4 / (1/100 + 1/4) is 15.4.
     found = balanced_interval(np.array([90, 2]), np.array([100, 4]))
-    assert found == pytest.approx((0.5211, 0.8764), abs=1e-4)
-    assert balanced_interval(np.array([7]), np.array([9])) == pytest.approx(wilson(7 / 9, 9))
+    assert found == pytest.approx(wilson(0.7, 13.479), abs=1e-4)

@@ -48,7 +48,8 @@ class Accuracy:
         "top_5" is left out where there are no more than 5 classes. "largest_class" is the share of
         the most frequent class, which always answering it would get right. "per_class" is the top-1
         accuracy of every class that has examples, "balanced_accuracy" its mean over these classes.
-        "intervals" has the 95% interval of every metric, by Wilson, or of the loss by bootstrap.
+        "intervals" has the 95% interval of every metric, by Wilson, or of the loss by bootstrap
+        (None where all examples have the same loss).
         """
         counts, right = self.confusion.sum(axis=1), np.diag(self.confusion)
         n, present = int(counts.sum()), counts > 0

@@ -16,13 +16,22 @@ from matplotlib.axes import Axes
 
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.run.figures import PALETTE, save, subplots
-from widenet_jax.run.intervals import SIGNIFICANT, Interval, holm, mean_over_seeds, p_of
+from widenet_jax.run.intervals import (
+    SIGNIFICANT,
+    Interval,
+    holm,
+    mean_over_seeds,
+    no_interval,
+    p_of,
+    varies,
+)
 from widenet_jax.run.tables import table_of
 
 HOW = (
     "Contrasts are paired by seed. 95%: Student's t. p: t-test against 0, corrected by Holm for "
     "all {number} contrasts of the experiment. Equal: two one-sided t-tests at 5% put the mean "
-    "within the margin of {margin:g} that was fixed before the runs; undecided: neither."
+    "within the margin of {margin:g} that was fixed before the runs; undecided: neither. Seeds "
+    "without spread have no test, and are equal if their mean is within the margin."
 )
 
 
@@ -33,14 +42,16 @@ class Found:
     Attributes:
       label: of the contrast.
       values: one for each seed that all its rows have.
-      p: of the t-test against 0, corrected by Holm; NaN for fewer than two seeds.
-      p_equal: of the two one-sided tests against the margin.
+      p: of the t-test against 0, corrected by Holm; NaN unless the seeds vary.
+      p_equal: of the two one-sided tests against the margin; NaN likewise.
+      margin: a mean within it counts as equal.
     """
 
     label: str
     values: tuple[float, ...]
     p: float
     p_equal: float
+    margin: float
 
     @property
     def mean(self) -> float:
@@ -49,12 +60,14 @@ class Found:
 
     @property
     def interval(self) -> Interval | None:
-        """95% interval of the mean; None for fewer than two seeds."""
-        return mean_over_seeds(self.values) if len(self.values) > 1 else None
+        """95% interval of the mean; None unless the seeds vary."""
+        return mean_over_seeds(self.values)
 
     @property
     def verdict(self) -> str:
-        """Above or below 0, equal within the margin, both or undecided."""
+        """Above or below 0, equal within the margin, both or undecided; or that seeds are alike."""
+        if (n := len(self.values)) > 1 and not varies(self.values):
+            return "equal" if abs(self.mean) <= self.margin else f"no spread over {n} seeds"
         found = ["above 0" if self.mean > 0 else "below 0"] if self.p < SIGNIFICANT else []
         found += ["equal"] if self.p_equal < SIGNIFICANT else []
         return ", ".join(found) or "undecided"
@@ -78,7 +91,7 @@ def contrasts_of(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]])
     raw = [p_of(of, 0.0, "two-sided") for of in values.values()]
     corrected = holm(raw)
     return [
-        Found(label, of, p, max(p_of(of, -margin, "greater"), p_of(of, margin, "less")))
+        Found(label, of, p, max(p_of(of, -margin, "greater"), p_of(of, margin, "less")), margin)
         for (label, of), p in zip(values.items(), corrected, strict=True)
         for margin in [experiment.margin]
     ]
@@ -88,14 +101,15 @@ def markdown(experiment: PaperExperiment, found: Sequence[Found]) -> str:
     """Writes the contrasts as a table, and how they were computed."""
 
     def interval(one: Found) -> str:
-        return "{:+.4f} to {:+.4f}".format(*one.interval) if one.interval else "one seed"
+        ends = one.interval
+        return "{:+.4f} to {:+.4f}".format(*ends) if ends else no_interval(len(one.values))
 
     columns = {
         f"contrast, {experiment.metric.label}": lambda one: one.label,
         "mean": lambda one: f"{one.mean:+.4f}",
         "95%": interval,
         "seeds": lambda one: str(len(one.values)),
-        "p": lambda one: f"{one.p:.3f}",
+        "p": lambda one: "" if math.isnan(one.p) else f"{one.p:.3f}",
         "verdict": lambda one: one.verdict,
     }
     shown = [one for one in found if one.values]
@@ -119,13 +133,19 @@ def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None
 
 
 def plot_seeds(axis: Axes, by_label: Mapping[str, Sequence[float]]) -> None:
-    """Plots, on a line for each label, the seeds' values, their mean and interval, beside 0."""
+    """Plots, on a line for each label, the seeds' values, their mean and interval, beside 0.
+
+    A mean without an interval says why.
+    """
     axis.axvline(0, color="0.4", linewidth=1)
     for place, values in enumerate(by_label.values()):
         mean = statistics.fmean(values)
-        ends = mean_over_seeds(values) if len(values) > 1 else (mean, mean)
         axis.plot(values, [place] * len(values), "o", color=PALETTE[0], alpha=0.4)
-        axis.plot(ends, [place, place], color=PALETTE[1], linewidth=2)
+        if ends := mean_over_seeds(values):
+            axis.plot(ends, [place, place], color=PALETTE[1], linewidth=2)
+        else:
+            why = {"text": no_interval(len(values)), "fontsize": "small", "va": "center"}
+            axis.annotate(xy=(mean, place), xytext=(8, 0), textcoords="offset points", **why)
         axis.plot(mean, place, "D", color=PALETTE[1])
     axis.set_yticks(range(len(by_label)), by_label)
     axis.invert_yaxis()

@@ -30,6 +30,7 @@ from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.papers.tables import number, page
 from widenet_jax.run.figures import PALETTE, block_panels, save, subplots
+from widenet_jax.run.intervals import varies
 from widenet_jax.run.tables import markdown_table
 
 PANELS_A_ROW = 3
@@ -61,12 +62,14 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
         for value in row["values"]:
             own.plot(value, place, "|", color=PALETTE[5], alpha=0.6)
         if row["mean"] is not None and np.isfinite(row["mean"]):
-            own.errorbar(row["mean"], place, xerr=row["std"], color=PALETTE[5], fmt="o", capsize=3)
+            bar = row["std"] or None  # of 0 only the ends would be drawn
+            own.errorbar(row["mean"], place, xerr=bar, color=PALETTE[5], fmt="o", capsize=3)
         elif row["mean"] is not None:
             own.text(0.02, place, "NaN", transform=own.get_yaxis_transform(), va="center")
     own.set_yticks(range(len(rows)), labels)
     own.set_ylim(len(rows) - 0.5, -0.5)
-    marks = ["bars: one standard deviation"] * any(row["std"] is not None for row in rows)
+    marks = ["bars: one standard deviation"] * any(row["std"] for row in rows)
+    marks += ["seeds without a bar: no spread"] * any(row["std"] == 0 for row in rows)
     marks += ["strokes: seeds"] * any(len(row["values"]) > 1 for row in rows)
     own.set(xlabel=f"{metric}, ours" + f"\n({'; '.join(marks)})" * bool(marks))
     for axis in (*papers, own):
@@ -193,7 +196,9 @@ def cells(one: np.ndarray | ActiveUnits | ExpertUsage, statistic: str) -> list[s
     Of eq. 9 the mean over the blocks and the number of seeds follow.
     """
     if statistic in VECTORS:
-        spread = f" ± {one.mean(axis=1).std(ddof=1):.4f}" if len(one) > 1 else ""
+        means = one.mean(axis=1)
+        spread = f" ± {means.std(ddof=1):.4f}" if varies(means) else " (no spread)"
+        spread *= len(one) > 1
         by_block = [f"{value:.4f}" for value in one.mean(axis=0)]
         return [*by_block, f"{one.mean():.4f}{spread}", str(len(one))]
     if statistic == "active":

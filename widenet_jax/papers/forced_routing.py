@@ -21,7 +21,7 @@ from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.papers.tables import page
 from widenet_jax.run.figures import MARKERS, PALETTE, save, subplots
-from widenet_jax.run.intervals import mean_over_seeds
+from widenet_jax.run.intervals import mean_over_seeds, no_interval
 from widenet_jax.run.tables import table_of
 
 # Of `measure_loops`, as means over layers and loops -> name in tables and pictures.
@@ -80,10 +80,9 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
 
     def difference(row: Row) -> str:
         lost = differences(row)
-        if len(lost) < 2:
-            return f"{lost[0]:+.4f} (one seed)"
-        low, high = mean_over_seeds(lost)
-        return f"{statistics.fmean(lost):+.4f} ({low:+.4f} to {high:+.4f})"
+        ends = mean_over_seeds(lost)
+        beside = "{:+.4f} to {:+.4f}".format(*ends) if ends else no_interval(len(lost))
+        return f"{statistics.fmean(lost):+.4f} ({beside})"
 
     columns = {
         "": lambda row: row["label"],

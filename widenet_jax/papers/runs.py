@@ -48,7 +48,10 @@ class Measured:
         return dict(zip(seeds, self.values(metric), strict=True))
 
     def interval(self, metric: Metric) -> Interval | None:
-        """95% interval of the mean of `values`; of a single seed's accuracy, over its examples."""
+        """95% interval of the mean of `values`; of a single seed's accuracy, over its examples.
+
+        None where the seeds do not vary.
+        """
         finite = [value for value in self.values(metric) if math.isfinite(value)]
         if len(finite) > 1:
             return mean_over_seeds(finite)

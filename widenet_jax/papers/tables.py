@@ -15,13 +15,14 @@ from widenet_jax.ops.sweep.trials import Status
 from widenet_jax.papers.experiments import EXPERIMENTS, PaperExperiment, PaperRow
 from widenet_jax.papers.runs import Measured, Measurements, mean_of, std_of
 from widenet_jax.papers.scales import Scale, run_of
-from widenet_jax.run.intervals import SIGNIFICANT
+from widenet_jax.run.intervals import SIGNIFICANT, no_interval, varies
 from widenet_jax.run.tables import markdown_table, table_of
 
 Row = Mapping[str, Any]
 TEST = (
     f"Too close to tell means that Welch's t-test over the seeds gives p >= {SIGNIFICANT}, without "
-    "a correction for the number of pairs; of a single seed only the sign counts."
+    "a correction for the number of pairs; of a single seed, and of seeds without spread, only the "
+    "sign counts."
 )
 INTERVALS = (
     "95%: of the mean over seeds, by Student's t; of a single seed's accuracy over its test "
@@ -142,14 +143,17 @@ def number(value: float | str | None, decimals: int) -> str:
 def ours(row: Row, decimals: int) -> str:
     """Formats our value: "45.12 ± 0.30 (3 seeds; 95%: 44.37 to 45.87)".
 
-    Seeds that diverged or are missing follow. `decimals` are the paper's.
+    Without spread: "45.12 (2 seeds; no spread)". Seeds that diverged or are missing follow.
+    `decimals` are the paper's.
     """
     if row["same_as"]:
         return f"as {row['same_as']}"
     counts, parts = Counter(row["statuses"]), []
     if done := counts.pop(Status.DONE, 0):
-        spread = "" if row["std"] is None else f" ± {row['std']:.{decimals + 1}f}"
-        seeds = f"{done} seed{'s' if done > 1 else ''}"
+        spread, seeds = "", f"{done} seed{'s' if done > 1 else ''}"
+        if row["std"] is not None:
+            spread = f" ± {row['std']:.{decimals + 1}f}" if row["interval"] else ""
+            seeds += "" if row["interval"] else f"; {no_interval(done)}"
         if row["interval"]:
             seeds += "; 95%: " + " to ".join(f"{end:.{decimals + 1}f}" for end in row["interval"])
         parts.append(f"{row['mean']:.{decimals + 1}f}{spread} ({seeds})")
@@ -195,15 +199,16 @@ def compared(experiment: PaperExperiment, rows: Sequence[Row]) -> list[tuple[Row
 def against(experiment: PaperExperiment, row: Row, rows: Sequence[Row]) -> str:
     """Compares a row with the experiment's reference here: "worse".
 
-    "undecided" is a difference that is not significant; "by one seed" one that has no test; "" a
-    row that did not run.
+    "undecided" is a difference that is not significant; "by one seed" and "without spread" one that
+    has no test; "" a row that did not run.
     """
     pair = next((of for of in compared(experiment, rows) if of[0] is row), ())
     if not pair or not all(of["values"] for of in pair):
         return ""
     if (sign := sign_of(*pair)) is None:
         return "a seed diverged"
-    untested = " by one seed" if 1 in (len(of["values"]) for of in pair) else ""
+    untested = "" if any(varies(of["values"]) for of in pair) else " without spread"
+    untested = " by one seed" if 1 in (len(of["values"]) for of in pair) else untested
     direction = 1 if experiment.metric.higher_is_better else -1
     return ("undecided", "better", "worse")[sign * direction] + untested
 
@@ -221,15 +226,14 @@ def paper_sign(experiment: PaperExperiment, one: Row, other: Row) -> int:
 def sign_of(one: Row, other: Row) -> int | None:
     """Sign of the first row's mean minus the second's here; None where a seed diverged.
 
-    0: not significant by Welch's t-test over the seeds. Where a row has a single seed there is no
-    such test, and only the sign counts.
+    0: not significant by Welch's t-test over the seeds. Where a row has a single seed, or neither
+    row's seeds vary, there is no such test, and only the sign counts.
     """
     if Status.DIVERGED in (*one["statuses"], *other["statuses"]):
         return None
-    sign = int(np.sign(one["mean"] - other["mean"]))
+    sign = int(np.sign(one["mean"] - other["mean"])) * varies((one["mean"], other["mean"]))
     a, b = one["values"], other["values"]
-    # Without variance every difference is significant.
-    if min(len(a), len(b)) > 1 and (np.ptp(a) or np.ptp(b)):
+    if min(len(a), len(b)) > 1 and (varies(a) or varies(b)):
         sign *= int(stats.ttest_ind(a, b, equal_var=False).pvalue < SIGNIFICANT)
     return sign
 

@@ -16,12 +16,12 @@ ERROR = "_se"  # ends the name of another metric's standard error
 UNITS = {"order_accuracy": "sequences", "exact": "questions"}
 
 
-def wilson(share: float, count: int) -> Interval:
-    """Returns the interval of a share of `count` >= 1 examples (Wilson 1927)."""
+def wilson(share: float | np.ndarray, count: float | np.ndarray) -> Interval:
+    """Returns the interval of a share of `count` > 0 examples (Wilson 1927), or those of arrays."""
     center = share + Z**2 / (2 * count)
-    half = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    half = Z * np.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
     scale = 1 + Z**2 / count
-    return max(0.0, (center - half) / scale), min(1.0, (center + half) / scale)
+    return np.maximum(0.0, (center - half) / scale), np.minimum(1.0, (center + half) / scale)
 
 
 def accuracy_interval(result: Mapping[str, Any]) -> Interval | None:
@@ -31,19 +31,34 @@ def accuracy_interval(result: Mapping[str, Any]) -> Interval | None:
 
 
 def share_intervals(metrics: Mapping[str, Any]) -> dict[str, Interval]:
-    """Returns the interval of each metric that has its number of units, or a standard error."""
+    """Returns the interval of each metric that has its number of units, or a standard error.
+
+    Without a standard error where all examples are alike.
+    """
     found = {name: metrics.get(unit) for name, unit in UNITS.items() if name in metrics}
     intervals = {name: wilson(metrics[name], count) for name, count in found.items() if count}
     for name, error in metrics.items():
-        if name.endswith(ERROR) and math.isfinite(error):
+        if name.endswith(ERROR) and math.isfinite(error) and error:
             mean = metrics[name.removesuffix(ERROR)]
             ends = max(0.0, mean - Z * error), min(1.0, mean + Z * error)
             intervals[name.removesuffix(ERROR)] = ends
     return intervals
 
 
-def mean_over_seeds(values: Sequence[float]) -> Interval:
-    """Returns the interval of the mean of n >= 2 seeds, by Student's t: the seeds vary."""
+def varies(values: Sequence[float]) -> bool:
+    """Whether there are two values that differ by more than rounding."""
+    return not np.allclose(values, values[:1], rtol=1e-9, atol=1e-12)
+
+
+def no_interval(seeds: int) -> str:
+    """Says why the mean over so many seeds has no interval."""
+    return "one seed" if seeds == 1 else "no spread"
+
+
+def mean_over_seeds(values: Sequence[float]) -> Interval | None:
+    """Returns the interval of the mean over seeds, by Student's t; None unless the seeds vary."""
+    if not varies(values):
+        return None
     from scipy import special  # takes long to import
 
     n, mean = len(values), statistics.fmean(values)
@@ -52,8 +67,8 @@ def mean_over_seeds(values: Sequence[float]) -> Interval:
 
 
 def p_of(values: Sequence[float], mean: float, alternative: str) -> float:
-    """Returns the p of a t-test of the values against a mean; NaN where they vary by rounding."""
-    if len(values) < 2 or np.ptp(values) <= 1e-9 * np.abs(values).max():
+    """Returns the p of a t-test of the values against a mean; NaN unless they vary."""
+    if not varies(values):
         return math.nan
     from scipy import stats  # takes long to import
 
@@ -73,22 +88,32 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
-def bootstrap_mean(values: np.ndarray) -> Interval:
-    """Returns the interval of the mean of `values` [n], by resampling them with one seed."""
+def bootstrap_mean(values: np.ndarray) -> Interval | None:
+    """Returns the interval of the mean of `values` [n], by resampling them with one seed.
+
+    None unless they vary.
+    """
+    if not varies(values):
+        return None
     rng, n = np.random.default_rng(0), len(values)
     return quantiles(np.array([values[rng.integers(n, size=n)].mean() for _ in range(RESAMPLES)]))
 
 
 def balanced_interval(right: np.ndarray, counts: np.ndarray) -> Interval:
-    """Returns the interval of the mean over classes of `right` [V] / `counts` [V], all >= 1.
+    """Returns the interval of the mean over classes of `right` [..., V] / `counts` [V], all >= 1.
 
-    Joins the intervals of the classes by their distances from the shares (MOVER, Zou & Donner 2008,
-    doi:10.1002/sim.3095). Resampling would call a class certain if all its examples are right.
+    Wilson's, of so many examples that a share would vary as much as the mean does. The classes'
+    shares are drawn towards the mean, as a class whose examples are all right is not certain; and
+    the classes count at most as if their shares were equal.
     """
-    shares = right / counts
-    low, high = np.transpose([wilson(*of) for of in zip(shares, counts, strict=True)])
-    below, above = (np.linalg.norm(ends - shares) / len(shares) for ends in (low, high))
-    return float(shares.mean() - below), float(shares.mean() + above)
+    shares, V = right / counts, len(counts)
+    mean = shares.mean(axis=-1)
+    drawn = (right + 2 * mean[..., None]) / (counts + 2)
+    variance = (drawn * (1 - drawn) / counts).sum(axis=-1) / V**2
+    most = V**2 / (1 / counts).sum()
+    # Neither is 0 unless all is right, or all is wrong.
+    count = mean * (1 - mean) / np.maximum(variance, 1e-12)
+    return wilson(mean, np.where(variance > 0, np.minimum(most, count), most))
 
 
 def quantiles(values: np.ndarray) -> Interval:
@@ -97,8 +122,10 @@ def quantiles(values: np.ndarray) -> Interval:
     return float(low), float(high)
 
 
-def interval_text(interval: Interval, *, percent: bool = True) -> str:
-    """Formats an interval to stand behind its metric: " (95%: 96.79 to 99.41%)"."""
+def interval_text(interval: Interval | None, *, percent: bool = True) -> str:
+    """Formats an interval to stand behind its metric: " (95%: 96.79 to 99.41%)"; None is ""."""
+    if interval is None:
+        return ""
     low, high = interval
     texts = (f"{100 * low:.2f}", f"{100 * high:.2f}%") if percent else (f"{low:.4f}", f"{high:.4f}")
     return " (95%: {} to {})".format(*texts)

@@ -100,7 +100,23 @@ def test_differences_are_paired_by_seed(directory):
     assert results.verdict({"difference": -0.03, "p": 0.04}) == "worse"
     assert Results(outcomes[:3], directory).differences() == []  # one seed in common
     outcomes[3].result["test_accuracy"] = 0.32  # as much better as the other seed, but for rounding
-    assert Results(outcomes, directory).differences()[0]["p"] is None
+    results = Results(outcomes, directory)
+    (row,) = results.differences()
+    assert (row["p"], row["interval"]) == (None, None)
+    table = results.report().split("\n\n")[2].splitlines()
+    assert table[2].split() == ["2", "2", "0.02", "no", "spread"]
+
+
+def test_seeds_without_spread_have_no_interval(directory):
+    """Two seeds of 0.224, and a single one."""
+    outcomes = outcomes_of("configs/digits.py", "accuracy", directory, (0.224, 0.224, 0.2, None))
+    results = Results(outcomes, directory)
+    assert [(row["std"], row["interval"]) for row in results.over_seeds()] == [
+        (0, None),
+        (None,) * 2,
+    ]
+    table = results.report().split("\n\n")[1].splitlines()
+    assert [line.split()[-2:] for line in table[2:]] == [["no", "spread"], ["one", "seed"]]
 
 
 def test_the_best_setting_has_the_best_mean_over_seeds(directory):

@@ -19,6 +19,7 @@ from widenet_jax.run.intervals import (
     accuracy_interval,
     holm,
     mean_over_seeds,
+    no_interval,
     p_of,
 )
 from widenet_jax.run.tables import csv_text, text_table
@@ -81,8 +82,8 @@ class Results:
 
         Returns:
           A row for each setting of the other fields, the best first: those fields, the number of
-          finished `seeds`, `mean`, `std` by n - 1, and the mean's `interval` (both None for a
-          single seed). Empty where seeds are not swept.
+          finished `seeds`, `mean`, `std` by n - 1 (None for a single seed), and the mean's
+          `interval` (None unless the seeds vary). Empty where seeds are not swept.
         """
         others = [name for name in self.fields if name != SEED]
         groups: dict[tuple, list[float]] = {}
@@ -93,8 +94,8 @@ class Results:
         for key, values in groups.items():
             row = dict(zip(others, key, strict=True))
             row |= {"seeds": len(values), "mean": statistics.fmean(values)}
-            spread = statistics.stdev, mean_over_seeds
-            row["std"], row["interval"] = (f(values) if len(values) > 1 else None for f in spread)
+            row["std"] = statistics.stdev(values) if len(values) > 1 else None
+            row["interval"] = mean_over_seeds(values)
             means.append(row)
         return self.best_first(means, "mean")
 
@@ -104,7 +105,7 @@ class Results:
         Returns:
           A row for each other setting: its fields, the number of `seeds` that both have, the mean
           `difference`, its 95% `interval`, and `p` of a t-test against 0, corrected for the number
-          of rows (Holm); None where all seeds differ alike. Empty without two seeds in common.
+          of rows (Holm); both None where all seeds differ alike. Empty without two seeds in common.
         """
         others = [name for name in self.fields if name != SEED]
         groups: dict[tuple, dict[Any, float]] = {}
@@ -179,11 +180,11 @@ class Results:
         """Returns tables for people, their directory and the command of the best trial."""
         parts = [self.trial_table()]
         if means := self.over_seeds():
-            rows = [row | {LEVEL: ends(row["interval"])} for row in means]
+            rows = [row | {LEVEL: over_seeds_text(row)} for row in means]
             columns = [name for name in rows[0] if name != "interval"]
             parts.append("over seeds\n" + table(rows, columns))
         if found := self.differences():
-            rows = [row | {LEVEL: ends(row["interval"]), "": self.verdict(row)} for row in found]
+            rows = [row | {LEVEL: over_seeds_text(row), "": self.verdict(row)} for row in found]
             columns = [name for name in [*found[0], LEVEL] if name not in ("interval", "p")]
             first = self.setting_text(self.outcomes[0].trial.settings)
             title = f"differences from {first}, paired by seed (p: t-test, by Holm for "
@@ -272,6 +273,11 @@ def cell(value: Any) -> str:
 def ends(interval: Interval | None) -> str:
     """Formats an interval."""
     return " to ".join(map(cell, interval)) if interval else ""
+
+
+def over_seeds_text(row: Mapping[str, Any]) -> str:
+    """Formats the interval of a row with `seeds`, or says why it has none."""
+    return ends(row["interval"]) or no_interval(row["seeds"])
 
 
 def draw_against(
