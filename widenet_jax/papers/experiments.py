@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError, choose, similar
@@ -82,6 +82,22 @@ class PaperRow:
         return size if size in PAPER_SIZES else "b"
 
 
+class Contrast(NamedTuple):
+    """A sum of rows minus a sum of others, see `contrasts`.
+
+    Attributes:
+      label: in tables and pictures.
+      plus: labels of the rows whose values are added.
+      minus: labels of the rows whose values are subtracted.
+      paper: the sign that a paper claims: 1 or -1; 0 where no paper has made the comparison.
+    """
+
+    label: str
+    plus: Sequence[str]
+    minus: Sequence[str]
+    paper: int = 0
+
+
 @dataclass(frozen=True)
 class PaperExperiment:
     """A table or a figure of a paper, or a comparison of our own.
@@ -105,8 +121,7 @@ class PaperExperiment:
       layer: the size that a figure of single layers varies, a key of `scales.Scale.layer_sweeps`;
         such a figure has no rows.
       paper_label: label of the paper's numbers where it is not the metric's.
-      contrasts: (label, rows whose values are added, rows whose values are subtracted), see
-        `contrasts`; of a comparison that no paper has made.
+      contrasts: comparisons of rows, paired by seed.
       margin: within which a contrast counts as 0.
       above_0: what it means when a contrast is above 0, in a picture.
       about: our data and the differences from the paper, where they are not the scale's.
@@ -127,7 +142,7 @@ class PaperExperiment:
     statistic: str = ""
     layer: str = ""
     paper_label: str = ""
-    contrasts: tuple[tuple[str, list[str], list[str]], ...] = ()
+    contrasts: tuple[Contrast, ...] = ()
     margin: float = 0.0
     above_0: str = ""
     about: str = ""
@@ -159,7 +174,7 @@ def experiments_of(name: str, section: dict[str, Any]) -> Iterator[PaperExperime
         yield replace(whole, rows=rows, metric=METRICS[whole.metric])
     elif whole.language:
         rows = tuple(PaperRow(label, variant) for label, variant in rows)
-        contrasts = tuple(map(tuple, whole.contrasts))
+        contrasts = tuple(Contrast(*one) for one in whole.contrasts)
         yield replace(whole, rows=rows, metric=METRICS["bits"], contrasts=contrasts)
     elif not layer and not sizes:
         models = printed.FINETUNING if whole.finetuned else printed.PRETRAINING
@@ -207,7 +222,7 @@ def claims_of(section: Mapping[str, Any]) -> PaperExperiment:
         PaperRow(label, variant, stage=f"{rate}_{amount}")
         for label, variant, rate, amount in section.pop("rows")
     )
-    contrasts = tuple(map(tuple, section.pop("contrasts")))
+    contrasts = tuple(Contrast(*one) for one in section.pop("contrasts"))
     return PaperExperiment("claims", rows=rows, contrasts=contrasts, **section)
 
 
