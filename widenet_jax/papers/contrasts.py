@@ -148,7 +148,7 @@ def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None
         f"{experiment.metric.label}: each seed, mean and 95% interval\n{experiment.above_0}",
         fontsize="medium",
     )
-    axis.legend(loc="best", fontsize="small")
+    figure.legend(loc="outside right center", fontsize="small")
     save(figure, out)
 
 
@@ -168,4 +168,4 @@ def plot_seeds(axis: Axes, by_label: Mapping[str, Sequence[float]]) -> None:
             axis.annotate(xy=(mean, place), xytext=(8, 0), textcoords="offset points", **why)
         axis.plot(mean, place, "D", color=PALETTE[1])
     axis.set_yticks(range(len(by_label)), by_label)
-    axis.invert_yaxis()
+    axis.set_ylim(len(by_label) - 0.5, -0.5)
