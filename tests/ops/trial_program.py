@@ -32,6 +32,7 @@ def main() -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / "starts").open("a").write("x")
     (workdir / "config.json").write_text(values["stored"])
+    (workdir / "environment.json").write_text('[{"devices": ["cpu"], "git": {"commit": "abc"}}]')
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if values.get("seed") == "13":
         sys.exit("starting\nfailed: unlucky")

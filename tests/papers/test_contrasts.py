@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from widenet_jax.papers import contrasts
-from widenet_jax.papers.experiments import EXPERIMENTS, METRICS, PaperExperiment
+from widenet_jax.papers.experiments import EXPERIMENTS, METRICS, Contrast, PaperExperiment
 from widenet_jax.run.intervals import holm
 
 ROWS = [
@@ -17,7 +17,14 @@ ROWS = [
 
 
 def found(*wanted, margin: float = 0.1) -> list[contrasts.Found]:
-    one = PaperExperiment("x", "", "", metric=METRICS["bits"], contrasts=wanted, margin=margin)
+    one = PaperExperiment(
+        "x",
+        "",
+        "",
+        metric=METRICS["bits"],
+        contrasts=tuple(Contrast(*of) for of in wanted),
+        margin=margin,
+    )
     return contrasts.contrasts_of(one, ROWS)
 
 
@@ -49,6 +56,26 @@ def test_verdicts():
     small = contrasts.Found("", (0.01, 0.011), 0.01, 0.01, 0.1)
     verdicts = [one.verdict for one in (above, below, equal, neither, small)]
     assert verdicts == ["above 0", "below 0", "equal", "undecided", "above 0, equal"]
+
+
+def test_what_a_paper_claims_is_confirmed_or_refuted(tmp_path, drawn):
+    """Claims of a sum above, below and below 0: found above, above and undecided."""
+    values = ((1.0, 1.1, 0.9), (1.0, 1.2, 0.9), (0.1, -0.1, 0.2))
+    of = [
+        contrasts.Found(label, found, p, 1.0, 0.05, paper)
+        for label, found, p, paper in zip(
+            "abc", values, (0.01, 0.01, 0.9), (1, -1, -1), strict=True
+        )
+    ]
+    wanted = ["above 0: confirmed", "above 0: refuted", "undecided"]
+    assert [one.verdict for one in of] == wanted
+    claims = EXPERIMENTS["claims"]
+    text = " ".join(contrasts.markdown(claims, of).split())
+    assert "| b | below 0 | +1.033 | +0.654 to +1.413 | 3 | 0.010 | above 0: refuted |" in text
+    contrasts.draw(claims, of, tmp_path / "a.png")
+    (axis,) = drawn[0].axes
+    marks = {line.get_marker(): [*line.get_ydata()] for line in axis.lines[-2:]}
+    assert marks == {">": [0], "<": [1, 2]}
 
 
 def test_seeds_without_spread_have_no_test(tmp_path, drawn):
@@ -84,6 +111,6 @@ def test_equality_needs_both_sides():
 def test_contrasts_name_rows():
     for one in EXPERIMENTS.values():
         labels = {row.label.strip() for row in one.rows}
-        for _, plus, minus in one.contrasts:
-            assert len(plus) == len(minus)
+        for _, plus, minus, paper in one.contrasts:
+            assert len(plus) == len(minus) and paper in (-1, 0, 1)
             assert {*plus, *minus} <= labels

@@ -17,7 +17,7 @@ from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.norm_divergence import norm_divergence
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import Trial
-from widenet_jax.papers.experiments import EXPERIMENTS, chosen
+from widenet_jax.papers.experiments import CHOICES_SHA256, EXPERIMENTS, chosen
 from widenet_jax.papers.scales import SCALES, runnable, runs_of, trial_of
 
 SMOKE = ("--scale=smoke",)
@@ -261,3 +261,23 @@ def test_every_experiment_at_the_smoke_scale(tmp_path: Path, capsys):
             values.get(one.metric.name, []).extend(row.get("values", []))
     assert len(values["accuracy"]) == 37 and min(values["accuracy"]) > 15
     assert len(values["bits_per_byte"]) > 40 and max(values["bits_per_byte"]) < 4
+
+
+def test_results_outlive_the_runs(stand_in, tmp_path: Path, capsys):
+    """A line a run; in another directory they are not run again, and no line comes twice."""
+    file = tmp_path / "results.jsonl"
+    flags = ("fig3", *SMOKE, "--seeds=1", f"--results={file}")
+    assert call(*flags, f"--workdir={tmp_path / 'a'}") == 0
+    text = file.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    (start,) = {path.read_text() for path in tmp_path.glob("a/*/starts")}
+    assert start == "x" and len({line["trial"] for line in lines}) == len(lines) == 2
+    assert {line["choices_sha256"] for line in lines} == {CHOICES_SHA256}
+    table = (tmp_path / "a/fig3.md").read_text().partition("Made by")[0]
+    assert call(*flags, f"--workdir={tmp_path / 'b'}") == 0
+    assert not list(tmp_path.glob("b/*/starts")) and file.read_text() == text
+    assert table in (tmp_path / "b/fig3.md").read_text()
+    capsys.readouterr()
+    for damage, says in (("{", "line 1: damaged"), ('"choices_sha256": "', "other choices")):
+        file.write_text(text.replace(damage, damage + "0", 1))
+        assert says in refused(capsys, main, *flags, f"--workdir={tmp_path / 'c'}")

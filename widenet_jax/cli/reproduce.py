@@ -7,7 +7,8 @@
 
 WideNet's have the names table1 to fig5, and together all; the names of "Approximating Two-Layer
 Feedforward Networks" (sigma-MoE) begin with sigma_, and together are sigma. At --scale=small these
-read the text --data_dir/bytes, a file or a set that scripts/prepare_data.py stream wrote.
+read the text --data_dir/bytes, a file or a set that scripts/prepare_data.py stream wrote. claims,
+at --scale=small, decides seven claims of WideNet, and is not part of all.
 
 Run the same command again to resume. Finished runs are shared by all tables. --config.FIELD=VALUE
 sets a field of every run. Exit codes: 0 no run failed (a run that diverged is a result); 2 your
@@ -28,6 +29,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.files import read_object, write_json
 from widenet_jax.ops.sweep.directory import Directory, check_finished
 from widenet_jax.ops.sweep.trials import MakeCommand, Status, Trial, check_shared, exit_code
+from widenet_jax.papers import kept
 from widenet_jax.papers.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
 from widenet_jax.papers.runs import Trials, carry_out, look_at
 from widenet_jax.papers.scales import SCALES, Run, Scale, runnable, runs_of, trial_of
@@ -52,6 +54,8 @@ def main(argv: Argv = None) -> int:
     add("--seeds", type=positive, metavar="N", help=f"runs of each model (default: {counts})")
     add("--sizes", default=ALL_SIZES, help="run only rows of these sizes: b, or b,l")
     add("--workers", type=positive, default=1, metavar="N", help="runs at a time")
+    what = "JSON lines of finished runs: they are not run again, and new ones are added"
+    add("--results", type=Path, metavar="FILE", help=what)
     add_launch_flags(parser)
     add("--dry_run", action="store_true", help="list the runs; at --scale=paper with core-days")
     add("--report", action="store_true", help="run nothing: tables and figures of finished runs")
@@ -77,6 +81,7 @@ def run(options: Options) -> int:
     recall(options, before)
     scale = SCALES[options.scale]
     experiments = runnable(scale, chosen(options.experiments))
+    options.seeds = options.seeds or max(one.seeds for one in experiments) or scale.seeds
     wanted = runs_of(scale, runnable(scale, chosen(options.experiments, options.sizes.split(","))))
     directory = Directory(options.workdir, options.trial_workdir, dry=options.dry_run)
     trials = {
@@ -93,7 +98,9 @@ def run(options: Options) -> int:
         return 0
     if options.report and not directory.path.is_dir():
         raise BadInputError(f"--workdir={directory.path}: there is nothing to report")
-    check_finished([trial for of in trials.values() for trial in of], directory)
+    every = [trial for of in trials.values() for trial in of]
+    lines = kept.restore(options.results, every, directory) if options.results else []
+    check_finished(every, directory)
     measured, stopped = look_at(trials, directory), False
     if not options.report:
         check_data(wanted, options)
@@ -101,10 +108,12 @@ def run(options: Options) -> int:
         if not options.launch:  # launched runs read their data on another machine
             check_shared([trial for trial in first if not directory.result(trial)])
         directory.make()
-        kept = ("launch", "seeds", "fields", *SHARED)
-        write_json(file, {name: getattr(options, name) for name in kept})
+        names = ("launch", "seeds", "fields", *SHARED)
+        write_json(file, {name: getattr(options, name) for name in names})
         new, stopped = carry_out(asked, directory, workers=options.workers, command=command)
         measured |= new
+    if options.results:
+        kept.add(options.results, lines, every, directory)
     from widenet_jax.papers import figures, report  # import JAX
 
     for one in experiments:
@@ -161,7 +170,6 @@ def recall(options: Options, before: Mapping[str, Any]) -> None:
     if options.report:
         options.fields = options.fields or before.get("fields", [])
         options.seeds = options.seeds or before.get("seeds")
-    options.seeds = options.seeds or SCALES[options.scale].seeds
     if options.launch and "://" not in options.data_dir and options.scale != "smoke":
         raise BadInputError(
             f"--data_dir={options.data_dir} is on this machine; with --launch name one that the "
@@ -171,7 +179,7 @@ def recall(options: Options, before: Mapping[str, Any]) -> None:
 
 def words_of(options: Options) -> list[str]:
     """Returns the command that makes these runs."""
-    names = ["scale", "data_dir", "seeds", "sizes", "workdir", "launch", "trial_workdir"]
+    names = ["scale", "data_dir", "seeds", "sizes", "results", "workdir", "launch", "trial_workdir"]
     usual = {"sizes": ALL_SIZES, "workdir": f"runs/reproduce_{options.scale}"}
     values = {name: getattr(options, name) for name in names}
     flags = [f"--{name}={x}" for name, x in values.items() if x and x != usual.get(name)]

@@ -26,6 +26,8 @@ HOW = (
     "without spread have no test, and are equal if their mean is within the margin."
 )
 
+SIGNS = {1: "above 0", 0: "", -1: "below 0"}
+
 
 @dataclass(frozen=True)
 class Found:
@@ -37,6 +39,7 @@ class Found:
       p: of the t-test against 0, corrected by Holm; NaN unless the seeds vary.
       p_equal: of the two one-sided tests against the margin; NaN likewise.
       margin: a mean within it counts as equal.
+      paper: the sign that a paper claims; 0: none.
     """
 
     label: str
@@ -44,6 +47,7 @@ class Found:
     p: float
     p_equal: float
     margin: float
+    paper: int = 0
 
     @property
     def mean(self) -> float:
@@ -57,10 +61,15 @@ class Found:
 
     @property
     def verdict(self) -> str:
-        """Above or below 0, equal within the margin, both or undecided; or that seeds are alike."""
+        """Above or below 0, equal within the margin, both or undecided; or that seeds are alike.
+
+        A sign that a paper claims is confirmed or refuted.
+        """
         if (n := len(self.values)) > 1 and not self.interval:
             return "equal" if abs(self.mean) <= self.margin else f"no spread over {n} seeds"
-        found = ["above 0" if self.mean > 0 else "below 0"] if self.p < SIGNIFICANT else []
+        sign = 1 if self.mean > 0 else -1
+        judged = {0: "", sign: ": confirmed", -sign: ": refuted"}[self.paper]
+        found = [f"{SIGNS[sign]}{judged}"] if self.p < SIGNIFICANT else []
         found += ["equal"] if self.p_equal < SIGNIFICANT else []
         return ", ".join(found) or "undecided"
 
@@ -74,7 +83,7 @@ def contrasts_of(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]])
     """Computes the contrasts of an experiment from the rows of `tables.rows_of`."""
     by_label = {row["label"].strip(): row["by_seed"] for row in rows}
     values = {}
-    for label, plus, minus in experiment.contrasts:
+    for label, plus, minus, _ in experiment.contrasts:
         sides = [by_label.get(name, {}) for name in (*plus, *minus)]
         seeds = sorted(set.intersection(*(set(side) for side in sides)))
         signs = [1] * len(plus) + [-1] * len(minus)
@@ -82,45 +91,58 @@ def contrasts_of(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]])
         values[label] = tuple(value for value in found if math.isfinite(value))
     raw = [p_of(of, 0.0, "two-sided") for of in values.values()]
     corrected = holm(raw)
-    return [
-        Found(label, of, p, max(p_of(of, -margin, "greater"), p_of(of, margin, "less")), margin)
-        for (label, of), p in zip(values.items(), corrected, strict=True)
-        for margin in [experiment.margin]
-    ]
+    margin, found = experiment.margin, []
+    for one, p in zip(experiment.contrasts, corrected, strict=True):
+        of = values[one.label]
+        p_equal = max(p_of(of, -margin, "greater"), p_of(of, margin, "less"))
+        found.append(Found(one.label, of, p, p_equal, margin, one.paper))
+    return found
 
 
 def markdown(experiment: PaperExperiment, found: Sequence[Found]) -> str:
     """Writes the contrasts as a table, and how they were computed."""
 
+    decimals = experiment.metric.decimals + 2
+
     def interval(one: Found) -> str:
-        ends = one.interval
-        return "{:+.4f} to {:+.4f}".format(*ends) if ends else no_interval(len(one.values))
+        ends = one.interval and [f"{end:+.{decimals}f}" for end in one.interval]
+        return " to ".join(ends) if ends else no_interval(len(one.values))
 
     columns = {
         f"contrast, {experiment.metric.label}": lambda one: one.label,
-        "mean": lambda one: f"{one.mean:+.4f}",
+        "the paper": lambda one: SIGNS[one.paper],
+        "mean": lambda one: f"{one.mean:+.{decimals}f}",
         "95%": interval,
         "seeds": lambda one: str(len(one.values)),
         "p": lambda one: "" if math.isnan(one.p) else f"{one.p:.3f}",
         "verdict": lambda one: one.verdict,
     }
+    if not any(one.paper for one in found):
+        del columns["the paper"]
     shown = [one for one in found if one.values]
     how = HOW.format(margin=experiment.margin, number=len(found))
     return f"\n{table_of(columns, shown)}\n\n{how}\n"
 
 
 def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None:
-    """Draws each contrast's seeds, mean and interval, beside 0 and the margin."""
+    """Draws each contrast's seeds, mean and interval, beside 0, the margin and a paper's sign."""
     shown = [one for one in found if one.values]
     figure, axis = subplots(1, 1, size=(9, 1.4 + 0.4 * len(shown)))
     axis.axvspan(-experiment.margin, experiment.margin, color="0.9")
     plot_seeds(axis, {one.label: one.values for one in shown})
+    for sign, mark in ((1, ">"), (-1, "<")):
+        if places := [place for place, one in enumerate(shown) if one.paper == sign]:
+            edge = [0.5 + 0.48 * sign] * len(places)  # of the axis, whatever its limits
+            style = {"color": "0.4", "label": f"the paper: {SIGNS[sign]}"}
+            axis.plot(edge, places, mark, transform=axis.get_yaxis_transform(), **style)
     figure.suptitle(experiment.title)
     figure.supxlabel(
         f"{experiment.metric.label}: each seed, mean and 95% interval (grey: counts as equal)\n"
         f"{experiment.above_0}",
         fontsize="medium",
     )
+    if any(one.paper for one in shown):
+        figure.legend(loc="outside right center", fontsize="small")
     save(figure, out)
 
 
@@ -139,4 +161,4 @@ def plot_seeds(axis: Axes, by_label: Mapping[str, Sequence[float]]) -> None:
         names.append(label if ends else f"{label} ({no_interval(len(values))})")
         axis.plot(mean, place, "D", color=PALETTE[1])
     axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
+    axis.set_ylim(len(names) - 0.5, -0.5)

@@ -1,10 +1,12 @@
 """The papers' experiments: what experiments.toml says, as the rows that each compares."""
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError, choose, similar
@@ -36,7 +38,16 @@ class Metric:
     decimals: int = 1
 
 
-SECTIONS = tomllib.loads((Path(__file__).parent / "experiments.toml").read_text())
+def load(name: str) -> dict[str, Any]:
+    """Reads a TOML file of this folder."""
+    return tomllib.loads((Path(__file__).parent / name).read_text())
+
+
+SECTIONS = load("experiments.toml")
+# Fixed before the first run: all but the dated deviations is hashed, and results carry the hash.
+CHOICES = load("claims.toml")
+DEVIATIONS: list[str] = CHOICES.pop("deviations")
+CHOICES_SHA256 = hashlib.sha256(json.dumps(CHOICES, sort_keys=True).encode()).hexdigest()
 LANGUAGE_SIZES: dict[str, str] = SECTIONS.pop("language_sizes")
 METRICS = {name: Metric(**fields) for name, fields in SECTIONS.pop("metrics").items()}
 TOP_1 = METRICS["top_1"]
@@ -53,6 +64,8 @@ class PaperRow:
         the paper prints text, None where it only draws the value or gives none.
       shape: of a language model: the values of SHAPE.
       entropy: of a language model: size -> weight of the entropy loss, where it is not the size's.
+      stage: a key of `scales.Scale.claims` that trains the variant as it stands; "": the
+        experiment's own stage trains the variant of the scale's size.
     """
 
     label: str
@@ -60,12 +73,29 @@ class PaperRow:
     paper: float | str | None = None
     shape: Mapping[str, float] = field(default_factory=dict)
     entropy: Mapping[str, float] = field(default_factory=dict)
+    stage: str = ""
 
     @property
     def size(self) -> str:
         """The model's size: "b", "l" or "h"; the text models have size B."""
         size = self.variant.partition(",")[0].rpartition("_")[2]
         return size if size in PAPER_SIZES else "b"
+
+
+class Contrast(NamedTuple):
+    """A sum of rows minus a sum of others, see `contrasts`.
+
+    Attributes:
+      label: in tables and pictures.
+      plus: labels of the rows whose values are added.
+      minus: labels of the rows whose values are subtracted.
+      paper: the sign that a paper claims: 1 or -1; 0 where no paper has made the comparison.
+    """
+
+    label: str
+    plus: Sequence[str]
+    minus: Sequence[str]
+    paper: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,10 +121,11 @@ class PaperExperiment:
       layer: the size that a figure of single layers varies, a key of `scales.Scale.layer_sweeps`;
         such a figure has no rows.
       paper_label: label of the paper's numbers where it is not the metric's.
-      contrasts: (label, rows whose values are added, rows whose values are subtracted), see
-        `contrasts`; of a comparison that no paper has made.
+      contrasts: comparisons of rows, paired by seed.
       margin: within which a contrast counts as 0.
       above_0: what it means when a contrast is above 0, in a picture.
+      about: our data and the differences from the paper, where they are not the scale's.
+      seeds: runs of each model; 0: as many as the scale's.
     """
 
     name: str
@@ -111,9 +142,11 @@ class PaperExperiment:
     statistic: str = ""
     layer: str = ""
     paper_label: str = ""
-    contrasts: tuple[tuple[str, list[str], list[str]], ...] = ()
+    contrasts: tuple[Contrast, ...] = ()
     margin: float = 0.0
     above_0: str = ""
+    about: str = ""
+    seeds: int = 0
 
     def of_sizes(self, sizes: Sequence[str]) -> "PaperExperiment":
         """Returns the experiment with only the rows of these sizes."""
@@ -141,7 +174,7 @@ def experiments_of(name: str, section: dict[str, Any]) -> Iterator[PaperExperime
         yield replace(whole, rows=rows, metric=METRICS[whole.metric])
     elif whole.language:
         rows = tuple(PaperRow(label, variant) for label, variant in rows)
-        contrasts = tuple(map(tuple, whole.contrasts))
+        contrasts = tuple(Contrast(*one) for one in whole.contrasts)
         yield replace(whole, rows=rows, metric=METRICS["bits"], contrasts=contrasts)
     elif not layer and not sizes:
         models = printed.FINETUNING if whole.finetuned else printed.PRETRAINING
@@ -182,16 +215,28 @@ def has_entropy_loss(variant: str) -> bool:
     return any(losses.get(loss) for loss in ENTROPY_OF.values())
 
 
+def claims_of(section: Mapping[str, Any]) -> PaperExperiment:
+    """Makes the experiment of claims.toml: each row has its rate and its amount of images."""
+    section = dict(section)
+    rows = tuple(
+        PaperRow(label, variant, stage=f"{rate}_{amount}")
+        for label, variant, rate, amount in section.pop("rows")
+    )
+    contrasts = tuple(Contrast(*one) for one in section.pop("contrasts"))
+    return PaperExperiment("claims", rows=rows, contrasts=contrasts, **section)
+
+
 EXPERIMENTS = {
     one.name: one for name, of in SECTIONS.items() for one in experiments_of(name, dict(of))
 }
+EXPERIMENTS["claims"] = claims_of(CHOICES["experiment"])
 # Names on the command line that stand for several experiments, whose names begin with them.
 GROUPS = {
     name: tuple(one for one in EXPERIMENTS if one.startswith(f"{name}_"))
     for name in ("table2", *SECTIONS, "sigma", "loops")
     if name not in EXPERIMENTS
 }
-OTHERS = ("sigma_", "loops_")  # how names begin that are not of the WideNet paper
+OTHERS = ("sigma_", "loops_", "claims")  # how names begin of other papers' and our own
 GROUPS["all"] = tuple(name for name in EXPERIMENTS if not name.startswith(OTHERS))
 
 

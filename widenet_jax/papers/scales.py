@@ -4,9 +4,9 @@ At every scale L is deeper than B and H is deeper than L; where the paper halves
 doubles a width, so does the scale. `Scale.about` states the differences from the paper.
 """
 
+import dataclasses
 import functools
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +17,13 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import VARIANT, Trial, expand, name_of
 from widenet_jax.papers.experiments import (
+    CHOICES,
     EXPERIMENTS,
     LANGUAGE_SIZES,
     METRICS,
     PaperExperiment,
     PaperRow,
+    load,
 )
 
 sizes = configs_module("sizes")
@@ -43,6 +45,7 @@ class Stage:
         a language model.
       topology: TPU slice that its runs are planned for and launched on, where it is not the
         scale's.
+      settings: fields that tell its runs from another stage's of the same model.
     """
 
     config: str
@@ -50,6 +53,7 @@ class Stage:
     flags: tuple[str, ...] = ()
     variant: str = ""
     topology: str = ""
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Scale:
       layer: the sizes of single layers that are timed; E = 0 stands for 4 D / G experts.
       layer_sweeps: the values of the size that a figure varies.
       seeds: number of runs of each model.
+      claims: of the rows of claims.toml: "RATE_AMOUNT" -> what trains them.
       about: of the runs on "images", "text" and of "language" models: the data and the differences
         from the paper, as printed above each table.
       topologies: TPU slices that pretraining and finetuning are planned for and launched on; None
@@ -87,11 +92,12 @@ class Scale:
     about: Mapping[str, str]
     topologies: tuple[str, str] | None = None
     layer_topology: str = ""
+    claims: Mapping[str, Stage] = dataclasses.field(default_factory=dict)
 
     def about_of(self, experiment: PaperExperiment) -> str:
         """Returns the data and the differences from the paper of an experiment."""
         kind = "language" if experiment.language else "text" if experiment.text else "images"
-        return self.about[kind]
+        return experiment.about or self.about[kind]
 
     def topology_of(self, config: str, *, finetuned: bool) -> str:
         """Returns the slice for the runs of a config file; needs `topologies`."""
@@ -111,13 +117,29 @@ def scale_of(section: dict[str, Any], stages: Mapping[str, Stage]) -> Scale:
 
 
 def load_scales() -> dict[str, Scale]:
-    """Reads scales.toml."""
-    sections = tomllib.loads((Path(__file__).parent / "scales.toml").read_text())
+    """Reads scales.toml, and claims.toml for the scale that it names."""
+    sections = load("scales.toml")
     stages = {
         name: Stage(**of | {"flags": tuple(of.get("flags", ()))})
         for name, of in sections.pop("stages").items()
     }
+    sections[CHOICES["scale"]]["claims"] = claims_stages(CHOICES["stages"])
     return {name: scale_of(section, stages) for name, section in sections.items()}
+
+
+def claims_stages(section: Mapping[str, Any]) -> dict[str, Stage]:
+    """Makes a stage for each learning rate with each amount of training images."""
+    config, data, flags = section["config"], section["data"], section["flags"]
+    return {
+        f"{family}_{amount}": Stage(
+            config,
+            data,
+            flags=(*flags, f"optimizer.learning_rate={rate}"),
+            settings={"data.train_split": split},
+        )
+        for family, rate in section["rates"].items()
+        for amount, split in section["amounts"].items()
+    }
 
 
 SCALES = load_scales()
@@ -164,6 +186,8 @@ def variant_at(scale: Scale, variant: str) -> str:
 
 def run_of(scale: Scale, experiment: PaperExperiment, row: PaperRow) -> Run:
     """Returns the run behind a row."""
+    if row.stage:
+        return Run(scale.claims[row.stage], row.variant)
     if experiment.language:
         stage = scale.language[experiment.language]
         return Run(stage, first_names(stage.variant)[language_variant(stage.variant, row)])
@@ -186,8 +210,11 @@ def runnable(scale: Scale, experiments: Iterable[PaperExperiment]) -> list[Paper
       BadInputError: none is left.
     """
     experiments = list(experiments)
-    known = {"", *scale.text, *scale.language}
-    left = [of_scale(scale, one) for one in experiments if {one.text, one.language} <= known]
+    known = {"", *scale.text, *scale.language, *scale.claims}
+    needed = [{one.text, one.language, *(row.stage for row in one.rows)} for one in experiments]
+    left = [
+        of_scale(scale, one) for one, of in zip(experiments, needed, strict=True) if of <= known
+    ]
     if not left:
         names = ", ".join(one.name for one in experiments)
         raise BadInputError(f"this --scale has no data for {names}; choose another scale")
@@ -271,7 +298,7 @@ def trial_of(
     Raises:
       BadInputError: the config has no such field or value.
     """
-    settings = {VARIANT: run.variant, "seed": seed}
+    settings = {VARIANT: run.variant, "seed": seed, **run.stage.settings}
     data = [f"--config.data.path={data_dir}/{run.stage.data}"] if run.stage.data else []
     own = [f"--config.{flag}" for flag in run.stage.flags]
     all_flags = [*data, *own, *flags]

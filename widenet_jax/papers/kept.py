@@ -1,0 +1,80 @@
+"""Finished runs as JSON lines, to keep beside the code: they outlive the directories of the runs.
+
+A line has the run's trial, its config and fields, the hash of the choices that were fixed before
+the first run, commit, device, result.json, every evaluation, and the experts' loads at the end.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.files import STARTS, parse_json, read_json, write_json, write_text
+from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep.trials import Trial
+from widenet_jax.papers.experiments import CHOICES_SHA256
+from widenet_jax.run.metrics import JsonLines
+
+
+def restore(file: Path, trials: Iterable[Trial], directory: Directory) -> list[dict[str, Any]]:
+    """Makes the directories of kept runs that are not here; returns all lines of the file.
+
+    Raises:
+      BadInputError: a line is damaged, or of a run under other choices.
+    """
+    lines, wanted = [], {trial.name for trial in trials}
+    for number, text in enumerate(file.read_text().splitlines() if file.exists() else (), 1):
+        try:
+            line = parse_json(text)
+            name, choices, result = line["trial"], line["choices_sha256"], line["result"]
+            records, start = line["evaluations"], {"git": {"commit": line["commit"]}}
+            start["devices"] = [line["device"]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadInputError(f"--results={file}, line {number}: damaged ({error!r})") from None
+        if choices != CHOICES_SHA256:
+            raise BadInputError(
+                f"--results={file}, line {number}: run under other choices than claims.toml has "
+                "now; undo what changed there, or name another file"
+            )
+        lines.append(line)
+        workdir = epath.Path(directory.path) / name
+        if name in wanted and not (workdir / "result.json").exists():
+            workdir.mkdir(parents=True, exist_ok=True)
+            write_json(workdir / STARTS, [start])
+            write_text(workdir / "metrics.jsonl", "".join(f"{json.dumps(r)}\n" for r in records))
+            write_json(workdir / "result.json", result)
+    return lines
+
+
+def add(file: Path, lines: list[dict], trials: Iterable[Trial], directory: Directory) -> None:
+    """Writes the lines, and a new one for each finished run that has none."""
+    known = {line["trial"] for line in lines}
+    new = [
+        line_of(trial, directory)
+        for trial in trials
+        if trial.name not in known and directory.result(trial)
+    ]
+    if new:
+        write_text(file, "".join(f"{json.dumps(line)}\n" for line in [*lines, *new]))
+
+
+def line_of(trial: Trial, directory: Directory) -> dict[str, Any]:
+    """Returns the line of a finished run."""
+    workdir = epath.Path(directory.workdir(trial))
+    records = JsonLines(workdir / "metrics.jsonl").read()
+    start = read_json(workdir / STARTS)[-1]
+    return {
+        "trial": trial.name,
+        "config": trial.config,
+        "fields": trial.fields(),
+        "choices_sha256": CHOICES_SHA256,
+        "commit": (start.get("git") or {}).get("commit"),
+        "device": start["devices"][0],
+        "platform": start.get("platform"),
+        "result": directory.result(trial),
+        "evaluations": [record for record in records if record["split"] == "eval"],
+        "load": next((r["load"] for r in reversed(records) if "load" in r), None),
+    }
