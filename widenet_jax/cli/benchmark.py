@@ -24,13 +24,15 @@ input, 3 the device ran out of memory.
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
+
+from etils import epath
 
 from widenet_jax.cli.plan import NOTE, add_data_flags, plan_of, read_configs
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, not_negative, positive, seconds, show
 from widenet_jax.errors import BadInputError, choose
+from widenet_jax.files import absolute
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.plan.topology import parse_topology
 
@@ -67,7 +69,7 @@ def main(argv: Argv = None) -> int:
     text = "a report to send: peaks, attention, dispatch and training steps, in ten minutes"
     reporting = kind("device", device, text)
     for add in (save, reporting):
-        add("--out", type=Path, required=True, help="a new directory to write to")
+        add("--out", required=True, help="a new directory to write to")
     for add in (step, save):
         add("--config", nargs="+", required=True, metavar="FILE[:VARIANT]")
         add_data_flags(add)
@@ -123,30 +125,28 @@ def train_step(options: Options) -> Rows:
 
 
 def checkpoint(options: Options) -> Rows:
-    named = experiments(options)
-    check_new(options.out)
-    from widenet_jax.files import absolute
+    named, out = experiments(options), new_directory(options.out)
     from widenet_jax.ops.benchmark.checkpoint import checkpoint_row
 
-    out = absolute(str(options.out))
     return [
         checkpoint_row(*one, workdir=out / str(number), rounds=options.rounds)
         for number, one in enumerate(named)
     ]
 
 
-def check_new(out: Path) -> None:
-    """Raises BadInputError if there is such a directory."""
-    if out.exists():
+def new_directory(out: str) -> epath.Path:
+    """Returns the directory to write to; raises BadInputError if there is one."""
+    if (place := absolute(out)).exists():
         raise BadInputError(f"--out={out} exists; give a new directory")
+    return place
 
 
 def device(options: Options) -> dict[str, Any]:
-    check_new(options.out)
+    out = new_directory(options.out)
     from widenet_jax.ops.benchmark.device import measure, write
 
-    options.out.mkdir(parents=True)
-    keep = partial(write, out=options.out)
+    out.mkdir(parents=True)
+    keep = partial(write, out=out)
     report = measure(rounds=options.rounds, plan=plan_of, note=NOTE, keep=keep)
     keep(report)
     NOTE(f"{report['seconds']:.0f} s; {options.out} has device.md, device.png and device.json")

@@ -55,7 +55,7 @@ def main(argv: Argv = None) -> int:
     add("--sizes", default=ALL_SIZES, help="run only rows of these sizes: b, or b,l")
     add("--workers", type=positive, default=1, metavar="N", help="runs at a time")
     what = "JSON lines of finished runs: they are not run again, and new ones are added"
-    add("--results", type=Path, metavar="FILE", help=what)
+    add("--results", metavar="FILE", help=what)
     add_launch_flags(parser)
     add("--dry_run", action="store_true", help="list the runs; at --scale=paper with core-days")
     add("--report", action="store_true", help="run nothing: tables and figures of finished runs")

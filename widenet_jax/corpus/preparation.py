@@ -28,7 +28,7 @@ from widenet_jax.corpus.tokenizer import FILE, Tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.pipeline import start_worker
 from widenet_jax.errors import BadInputError, RunFailedError, first_line
-from widenet_jax.files import file_sha256, is_remote, write_json
+from widenet_jax.files import file_sha256, write_json
 
 
 class Preparation(abc.ABC):
@@ -116,18 +116,13 @@ def prepare(
       BadInputError: an input cannot be read, a split is empty, or the directory holds other things.
       RunFailedError: a worker process was killed.
     """
-    if is_remote(options.out):
-        raise BadInputError(
-            f"{options.out}: worker processes write to a local --out; copy the set there "
-            "afterwards, or prepare with --beam"
-        )
     directory, settings = Path(options.out), preparation.settings
     finished = records.stored_object(directory / records.MANIFEST)
     if finished.get("settings") == settings and (
         finished.get("inputs_sha256") == [*map(inputs_sha256, preparation.units)]
     ):
         return finished
-    with records.new_set(directory, overwrite=options.overwrite, settings=settings) as folder:
+    with records.new_set(options.out, overwrite=options.overwrite, settings=settings) as folder:
         if preparation.tokenizer:
             write_json(folder / FILE, preparation.tokenizer.json)
         number = len(preparation.units)

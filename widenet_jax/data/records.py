@@ -28,7 +28,7 @@ from etils import epath
 from widenet_jax.data.blocks import tried
 from widenet_jax.data.input_files import read_input
 from widenet_jax.errors import BadInputError, check_format, first_line
-from widenet_jax.files import parse_json, read_object, readable, write_json
+from widenet_jax.files import is_remote, parse_json, read_object, readable, write_json
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
@@ -163,6 +163,11 @@ def new_set(
     Raises:
       BadInputError: the directory holds a set and overwrite is off, or holds other things.
     """
+    if is_remote(directory):
+        raise BadInputError(
+            f"{directory}: sets are written to a local --out; copy the set there afterwards (text "
+            "may also be prepared with --beam)"
+        )
     directory = Path(directory)
     folder = directory / UNFINISHED
     if directory.exists() and not directory.is_dir():

@@ -6,26 +6,25 @@ the first run, commit, device, result.json, every evaluation, and the experts' l
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from etils import epath
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import STARTS, parse_json, read_json, write_json, write_text
+from widenet_jax.files import STARTS, absolute, parse_json, read_json, write_json, write_text
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import Trial
 from widenet_jax.papers.experiments import CHOICES_SHA256
 from widenet_jax.run.metrics import JsonLines
 
 
-def restore(file: Path, trials: Iterable[Trial], directory: Directory) -> list[dict[str, Any]]:
+def restore(path: str, trials: Iterable[Trial], directory: Directory) -> list[dict[str, Any]]:
     """Makes the directories of kept runs that are not here; returns all lines of the file.
 
     Raises:
       BadInputError: a line is damaged, or of a run under other choices.
     """
-    lines, wanted = [], {trial.name for trial in trials}
+    file, lines, wanted = absolute(path), [], {trial.name for trial in trials}
     for number, text in enumerate(file.read_text().splitlines() if file.exists() else (), 1):
         try:
             line = parse_json(text)
@@ -49,7 +48,7 @@ def restore(file: Path, trials: Iterable[Trial], directory: Directory) -> list[d
     return lines
 
 
-def add(file: Path, lines: list[dict], trials: Iterable[Trial], directory: Directory) -> None:
+def add(path: str, lines: list[dict], trials: Iterable[Trial], directory: Directory) -> None:
     """Writes the lines, and a new one for each finished run that has none."""
     known = {line["trial"] for line in lines}
     new = [
@@ -58,7 +57,7 @@ def add(file: Path, lines: list[dict], trials: Iterable[Trial], directory: Direc
         if trial.name not in known and directory.result(trial)
     ]
     if new:
-        write_text(file, "".join(f"{json.dumps(line)}\n" for line in [*lines, *new]))
+        write_text(absolute(path), "".join(f"{json.dumps(line)}\n" for line in [*lines, *new]))
 
 
 def line_of(trial: Trial, directory: Directory) -> dict[str, Any]:

@@ -221,6 +221,7 @@ def test_overwriting_is_asked_for_and_atomic(tmp_path, capsys):
     thesis = write(tmp_path / "home" / "thesis.txt", "mine")
     message = refused(capsys, *options("a.npz", tmp_path / "home"), "--overwrite")
     assert "holds other files (thesis.txt" in message and thesis.read_text() == "mine"
+    assert "written to a local --out" in refused(capsys, *options("a.npz", "gs://bucket/set"))
 
 
 @pytest.mark.parametrize("split", ["train", "=a.npz", "train=nowhere.npz"])
