@@ -199,18 +199,23 @@ def test_a_source_refuses_classes_that_training_lacks(source, tmp_path):
 
 
 def test_of_a_large_packed_set_a_sample_tells(tmp_path, monkeypatch):
-    """Refused where the splits of the sample have no class in common; `check` reads all."""
+    """It passes where the splits of the sample have a class in common; `check` reads all.
+
+    Otherwise all is read: of 41 images the sample has four, and not the only one of class 1.
+    """
     monkeypatch.setattr(sources, "LABELS_READ", 4)
-    for name, evaluated in (("apart", [2] * 6), ("partly", [0, 2] * 3)):
+    cases = {"apart": [2] * 6, "partly": [0, 2] * 3, "rare": [1] * 6}
+    for name, evaluated in cases.items():
         (tmp_path / name).mkdir()
-        labels = {"train": [0, 1] * 4, "test": evaluated}
+        train = [0] * 40 + [1] if name == "rare" else [0, 1] * 4
+        labels = {"train": train, "test": evaluated}
         config = small_config(**array_record(tmp_path / name, labels))
         if name == "apart":
             with pytest.raises(BadInputError, match=r"no example of 1 of 3 classes \(class2\)"):
                 open_data(config)
         else:
             assert len(open_data(config).eval) == 6
-            assert run("check", tmp_path / name / "set") == 2
+            assert run("check", tmp_path / name / "set") == (0 if name == "rare" else 2)
 
 
 @pytest.mark.parametrize("as_list", [True, False])
@@ -227,6 +232,16 @@ def test_python_objects_are_refused_likewise(as_list):
     else:
         with pytest.raises(BadInputError, match="has the label 2, none of the 2 classes"):
             open_data(config, splits=(train, evaluation)).eval[1]
+
+
+def test_python_objects_with_classes_in_another_order_are_refused_likewise():
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    train, evaluation = (
+        type("Named", (list,), {"classes": classes})([(grey, 0), (grey, 1)])
+        for classes in (["a", "b", "c"], ["c", "b", "a"])
+    )
+    with pytest.raises(BadInputError, match=r"no example of 1 of 3 classes \(c\)"):
+        open_data(small_config(**{"data.source": "python"}), splits=(train, evaluation))
 
 
 def test_names_of_composed_and_decomposed_letters_are_one_class(tmp_path):
