@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets  # noqa: F401 (see tests/data/test_shards.py)
 from preparing import (
@@ -301,3 +303,42 @@ def test_files_of_many_images_are_checked_as_such(tmp_path, capsys):
         assert "CIFAR's version for Python, of pickles" in refused(capsys, "check", place)
     packing = ["tar", f"--split=train={archive}", "--out", tmp_path / "out"]
     assert "take cifar-10-binary.tar.gz" in refused(capsys, *packing)
+
+
+def test_images_that_are_left_out_give_training_no_class(tmp_path, capsys):
+    """Unreadable ones, and an inner archive without images."""
+    inner = {name: make_tar(tmp_path / name, {f"1.{end}": photo(1)}).read_bytes()
+             for name, end in (("ant.tar", "jpg"), ("bee.tar", "txt"))}  # fmt: skip
+    evaluated = make_tar(tmp_path / "val", {"ant/2.jpg": photo(2), "bee/2.jpg": photo(3)})
+    for members in ({"ant/1.jpg": photo(1), "bee/1.jpg": b"x"}, inner):
+        train = make_tar(tmp_path / "train", members)
+        splits = [f"--split=train={train}", f"--split=val={evaluated}"]
+        error = refused(capsys, "tar", *splits, "--out", tmp_path / "out", "--skip_bad")
+        assert "split train has no example of 1 of 2 classes (bee)" in error
+        assert not (tmp_path / "out").exists()
+
+
+def test_check_of_a_set_without_its_shards_names_them(tmp_path, capsys):
+    """And says nothing on the classes of the other split."""
+    for left, count in ((None, 2), ("test", 1)):
+        (tmp_path / str(left)).mkdir()
+        folder = Path(array_record(tmp_path / str(left), SAME)["data.path"])
+        for shard in folder.glob("*.array_record"):
+            if not shard.name.startswith(str(left)):
+                shard.unlink()
+        assert run("check", folder) == 2
+        out = capsys.readouterr().out
+        assert out.count("shard is missing") == count and f"; {count} problems" in out
+
+
+def test_check_passes_what_is_not_for_training(tmp_path, capsys):
+    """A folder of test images without labels; a corpus in parquet with a column of bytes."""
+    folder = make_folder(tmp_path / "photos", {"train": [0, 1] * 2, "val": [0, 1]})
+    (folder / "test").mkdir()
+    (folder / "test" / "1.jpg").write_bytes(photo(200))
+    assert run("check", folder) == 0
+    assert f"{folder}/test: no class folders: not for training" in capsys.readouterr().out
+    table = pa.table({"text": ["A sentence."], "embedding": [b"123"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert run("check", tmp_path / "a.parquet") == 0
+    assert "1 files, 1 documents" in capsys.readouterr().out
