@@ -103,13 +103,7 @@ def run(options: Options) -> int:
     check_finished(every, directory)
     measured, stopped = look_at(trials, directory), False
     if not options.report:
-        check_data(wanted, options)
-        first = [trial for one, of in asked.items() if not one.backbone for trial in of]
-        if not options.launch:  # launched runs read their data on another machine
-            check_shared([trial for trial in first if not directory.result(trial)])
-        directory.make()
-        names = ("launch", "seeds", "fields", *SHARED)
-        write_json(file, {name: getattr(options, name) for name in names})
+        begin(asked, directory, options)
         new, stopped = carry_out(asked, directory, workers=options.workers, command=command)
         measured |= new
     if options.results:
@@ -126,6 +120,17 @@ def run(options: Options) -> int:
     show(options, {"scale": options.scale, "ran": header, "experiments": contents}, text)
     outcomes = [outcome for of in measured.values() for outcome in of.outcomes]
     return exit_code(outcomes, stopped=stopped, failures=[Status.FAILED])
+
+
+def begin(asked: Trials, directory: Directory, options: Options) -> None:
+    """Makes the directory of runs whose data and fields are right, and notes the flags there."""
+    check_data(asked, options)
+    first = [trial for one, of in asked.items() if not one.backbone for trial in of]
+    if not options.launch:  # launched runs read their data on another machine
+        check_shared([trial for trial in first if not directory.result(trial)])
+    directory.make()
+    names = ("launch", "seeds", "fields", *SHARED)
+    write_json(directory.path / RECORD, {name: getattr(options, name) for name in names})
 
 
 def show_names(options: Options) -> None:

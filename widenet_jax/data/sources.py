@@ -258,9 +258,9 @@ def open_splits(
     check_slice(data["train_split"], train)
     check_slice(data["eval_split"], evaluation)
     check_rows(train, evaluation, data)
-    if isinstance(train, LabelledImages):
-        evaluation = with_classes_of(train, evaluation, data)
-    check_evaluated(train, evaluation, data)
+    own = evaluation
+    evaluation = with_classes_of(train, own, data) if isinstance(train, LabelledImages) else own
+    check_evaluated(train, own, data)
     return train, evaluation
 
 
@@ -337,18 +337,22 @@ def with_classes_of(
 def check_evaluated(train: Source, evaluation: Source, data: Mapping[str, Any]) -> None:
     """Raises BadInputError where evaluation has examples of a class, and training has none.
 
-    Labels of packed sets are read: all of a small set, a sample of a larger one, in which both
-    splits must have some class in common. `check` reads all.
+    Labels of packed sets are read: all of a small set, a sample of a larger one. Splits whose
+    samples have a class in common pass; otherwise all of the training split is read. `check` reads
+    all.
     """
-    names, splits = train.info.get("class_names", ()), (train, evaluation)
+    splits = (train, evaluation)
+    names = [source.info.get("class_names", ()) for source in splits]
     labels = [known_labels(source) for source in splits]
     if reads := all(getattr(source, "labels_to_read", False) for source in splits):
         rng = np.random.default_rng(0)
         orders = [rng.permutation(len(source))[:LABELS_READ] for source in splits]
         labels = [labels_of(source, order) for source, order in zip(splits, orders, strict=True)]
-    if not names or any(known is None for known in labels):
+        if len(train) > LABELS_READ and not {*labels[0]} & {*labels[1]}:
+            labels[0] = labels_of(train, np.arange(len(train)))
+    if not all(names) or any(known is None for known in labels):
         return
-    seen, wanted = ([names[k] for k in np.unique(known) if k >= 0] for known in labels)
+    seen, wanted = ([names[i][k] for k in np.unique(labels[i]) if k >= 0] for i in (0, 1))
     if not (reads and len(train) > LABELS_READ and {*seen} & {*wanted}):
         check_seen(data["train_split"], seen, wanted, getattr(train, "split_advice", ""))
 

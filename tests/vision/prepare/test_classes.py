@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets  # noqa: F401 (see tests/data/test_shards.py)
 from preparing import (
@@ -124,13 +126,18 @@ def test_every_packer_has_a_case():
     assert packs == PACKERS.keys()
 
 
-@pytest.mark.parametrize("packer", PACKERS)
-def test_a_packer_refuses_classes_that_training_lacks(packer, tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def tensorflow(monkeypatch) -> None:
+    """Stands in for TensorFlow, which an array_record set only asks for."""
     real = importlib.import_module
-    absent = {"tensorflow": ModuleType("tensorflow")}  # of an array_record set only asked for
+    absent = {"tensorflow": ModuleType("tensorflow")}
     monkeypatch.setattr(
         importlib, "import_module", lambda name, *of: absent.get(name) or real(name, *of)
     )
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_a_packer_refuses_classes_that_training_lacks(packer, tmp_path, capsys, tensorflow):
     for number, labels in enumerate((OTHER, FEWER, SAME)):
         (folder := tmp_path / str(number)).mkdir()
         out = ["--out", tmp_path / "out" / str(number)]
@@ -142,6 +149,27 @@ def test_a_packer_refuses_classes_that_training_lacks(packer, tmp_path, capsys, 
         assert run(*arguments) == 0
         told = f"test has no image of {NAMES[0]}" in capsys.readouterr().out
         assert told == (labels is FEWER)
+
+
+def test_splits_of_tfds_without_labels_are_left_out(tmp_path, capsys, tensorflow):
+    arguments = tfds(tmp_path, SAME | {"unlabelled": [-1, -1]})
+    assert run("tfds", *arguments, "--out", tmp_path / "out") == 0
+    assert "unlabelled: left out, as its examples have no labels" in capsys.readouterr().out
+    assert records.read_manifest(str(tmp_path / "out"))["splits"].keys() == SAME.keys()
+
+
+def test_labels_that_contradict_class_folders_are_named(tmp_path, capsys):
+    """1.jpg of the list is the test split's; it is also a cat's in training."""
+    make_tar(
+        tmp_path / "a.tar", {"cat/1.jpg": photo(1), "cat/2.jpg": photo(2), "dog/3.jpg": photo(3)}
+    )
+    make_tar(tmp_path / "b.tar", {"1.jpg": photo(4)})
+    listed = tmp_path / "labels.txt"
+    listed.write_text("1.jpg dog\n")
+    splits = [f"--split=train={tmp_path}/a.tar", f"--split=test={tmp_path}/b.tar"]
+    assert run("tar", *splits, f"--labels={listed}", "--out", tmp_path / "out") == 0
+    said = "1 images lie in the folder of another class than --labels names"
+    assert said in capsys.readouterr().out
 
 
 # --- Sources --------------------------------------------------------------------------------------
@@ -199,18 +227,23 @@ def test_a_source_refuses_classes_that_training_lacks(source, tmp_path):
 
 
 def test_of_a_large_packed_set_a_sample_tells(tmp_path, monkeypatch):
-    """Refused where the splits of the sample have no class in common; `check` reads all."""
+    """It passes where the splits of the sample have a class in common; `check` reads all.
+
+    Otherwise all is read: of 41 images the sample has four, and not the only one of class 1.
+    """
     monkeypatch.setattr(sources, "LABELS_READ", 4)
-    for name, evaluated in (("apart", [2] * 6), ("partly", [0, 2] * 3)):
+    cases = {"apart": [2] * 6, "partly": [0, 2] * 3, "rare": [1] * 6}
+    for name, evaluated in cases.items():
         (tmp_path / name).mkdir()
-        labels = {"train": [0, 1] * 4, "test": evaluated}
+        train = [0] * 40 + [1] if name == "rare" else [0, 1] * 4
+        labels = {"train": train, "test": evaluated}
         config = small_config(**array_record(tmp_path / name, labels))
         if name == "apart":
             with pytest.raises(BadInputError, match=r"no example of 1 of 3 classes \(class2\)"):
                 open_data(config)
         else:
             assert len(open_data(config).eval) == 6
-            assert run("check", tmp_path / name / "set") == 2
+            assert run("check", tmp_path / name / "set") == (0 if name == "rare" else 2)
 
 
 @pytest.mark.parametrize("as_list", [True, False])
@@ -227,6 +260,16 @@ def test_python_objects_are_refused_likewise(as_list):
     else:
         with pytest.raises(BadInputError, match="has the label 2, none of the 2 classes"):
             open_data(config, splits=(train, evaluation)).eval[1]
+
+
+def test_python_objects_with_classes_in_another_order_are_refused_likewise():
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    train, evaluation = (
+        type("Named", (list,), {"classes": classes})([(grey, 0), (grey, 1)])
+        for classes in (["a", "b", "c"], ["c", "b", "a"])
+    )
+    with pytest.raises(BadInputError, match=r"no example of 1 of 3 classes \(c\)"):
+        open_data(small_config(**{"data.source": "python"}), splits=(train, evaluation))
 
 
 def test_names_of_composed_and_decomposed_letters_are_one_class(tmp_path):
@@ -302,3 +345,42 @@ def test_classes_that_differ_only_in_capitals_are_named(tmp_path, capsys):
     for command, out in zip(commands, (["--out", tmp_path / "out"], []), strict=True):
         run(*command, tmp_path / "photos", *out)
         assert said in capsys.readouterr().out
+
+
+def test_images_that_are_left_out_give_training_no_class(tmp_path, capsys):
+    """Unreadable ones, and an inner archive without images."""
+    inner = {name: make_tar(tmp_path / name, {f"1.{end}": photo(1)}).read_bytes()
+             for name, end in (("ant.tar", "jpg"), ("bee.tar", "txt"))}  # fmt: skip
+    evaluated = make_tar(tmp_path / "val", {"ant/2.jpg": photo(2), "bee/2.jpg": photo(3)})
+    for members in ({"ant/1.jpg": photo(1), "bee/1.jpg": b"x"}, inner):
+        train = make_tar(tmp_path / "train", members)
+        splits = [f"--split=train={train}", f"--split=val={evaluated}"]
+        error = refused(capsys, "tar", *splits, "--out", tmp_path / "out", "--skip_bad")
+        assert "split train has no example of 1 of 2 classes (bee)" in error
+        assert not (tmp_path / "out").exists()
+
+
+def test_check_of_a_set_without_its_shards_names_them(tmp_path, capsys):
+    """And says nothing on the classes of the other split."""
+    for left, count in ((None, 2), ("test", 1)):
+        (tmp_path / str(left)).mkdir()
+        folder = Path(array_record(tmp_path / str(left), SAME)["data.path"])
+        for shard in folder.glob("*.array_record"):
+            if not shard.name.startswith(str(left)):
+                shard.unlink()
+        assert run("check", folder) == 2
+        out = capsys.readouterr().out
+        assert out.count("shard is missing") == count and f"; {count} problems" in out
+
+
+def test_check_passes_what_is_not_for_training(tmp_path, capsys):
+    """A folder of test images without labels; a corpus in parquet with a column of bytes."""
+    folder = make_folder(tmp_path / "photos", {"train": [0, 1] * 2, "val": [0, 1]})
+    (folder / "test").mkdir()
+    (folder / "test" / "1.jpg").write_bytes(photo(200))
+    assert run("check", folder) == 0
+    assert f"{folder}/test: no class folders: not for training" in capsys.readouterr().out
+    table = pa.table({"text": ["A sentence."], "embedding": [b"123"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert run("check", tmp_path / "a.parquet") == 0
+    assert "1 files, 1 documents" in capsys.readouterr().out

@@ -195,12 +195,16 @@ def read_tar(options: Options) -> Converted:
     names: dict[str, set[str]] = {}
     counts: dict[str, int | None] = {}
     left_out: Counter[str] = Counter()
+    folders: Counter[tuple[str, str | None]] = Counter()  # of a class, and of its images
     for split, paths in files.items():
         wanted = _wanted(itertools.chain(*map(read_archive, paths)), Counter())
-        found = [(_class_of(m, labels_by_name), m.is_archive) for m in wanted]
+        found = [(_class_of(m, labels_by_name), _folder_of(m)) for m in wanted]
         names[split] = {name for name, _ in found}
-        counts[split] = None if any(is_archive for _, is_archive in found) else len(found)
+        counts[split] = None if any(folder is None for _, folder in found) else len(found)
+        folders.update(found)
     label_of = {name: label for label, name in enumerate(sorted(set().union(*names.values())))}
+    odd = sum(n for (name, folder), n in folders.items() if folder in {*label_of} - {name})
+    notes = [f"{odd:,} images lie in the folder of another class than --labels names"] * bool(odd)
 
     def examples(paths: Iterable[str]) -> Iterator[tuple[int, bytes, str]]:
         for member in _wanted(itertools.chain(*map(read_archive, paths)), left_out):
@@ -210,7 +214,8 @@ def read_tar(options: Options) -> Converted:
 
     splits = {split: examples(paths) for split, paths in files.items()}
     present = {split: {label_of[name] for name in some} for split, some in names.items()}
-    return Converted(tuple(label_of), splits, counts, left_out=left_out, present=present)
+    about = {"left_out": left_out, "present": present, "notes": notes}
+    return Converted(tuple(label_of), splits, counts, **about)
 
 
 def _read_labels(path: str) -> dict[str, str]:
@@ -232,9 +237,14 @@ def _wanted(found: Iterable[Member], left_out: Counter[str]) -> Iterator[Member]
             left_out[kind] += 1
 
 
+def _folder_of(member: Member) -> str | None:
+    """Returns the name of an image's folder; None of an inner archive."""
+    return None if member.is_archive else composed(Path(member.name).parent.name)
+
+
 def _class_of(member: Member, labels_by_name: Mapping[str, str]) -> str:
     path = Path(member.name)
-    label = path.stem if member.is_archive else labels_by_name.get(path.name) or path.parent.name
+    label = path.stem if member.is_archive else labels_by_name.get(path.name) or _folder_of(member)
     if not label:
         raise BadInputError(
             f"{member.where}: lies in no class folder and --labels does not list it"

@@ -207,10 +207,15 @@ def read_parquet(options: Options) -> Converted:
     return Converted(class_names, splits, counts)
 
 
-def image_column(path: str) -> str:
-    """Returns the name of a parquet file's first column of images, in bytes; "" without one."""
+def image_column(path: str, text: str) -> str:
+    """Returns the name of a parquet file's first column of images, in bytes; "" without one.
+
+    Beside a column `text` bytes may be anything, and only a struct {bytes, path} is an image.
+    """
     with _open_table(path) as file:
-        return next((field.name for field in file.schema_arrow if _holds_images(field.type)), "")
+        fields = [field for field in file.schema_arrow if _holds_images(field.type)]
+        plain = text not in file.schema_arrow.names
+        return next((field.name for field in fields if plain or field.type.num_fields), "")
 
 
 def _holds_images(kind: Any) -> bool:

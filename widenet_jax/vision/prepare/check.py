@@ -11,6 +11,7 @@ import tqdm
 
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Options
+from widenet_jax.corpus.inputs import COLUMN
 from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE, check_bad, in_threads, tried
 from widenet_jax.data.checks import Checked, run_checks
 from widenet_jax.data.labelled import alike_text, left_out_text, names_text
@@ -60,15 +61,19 @@ def check(path: str, options: Options) -> Checked | None:
         )
     config, splits, refusals = load_config("configs/finetune.py"), {}, {}
     train, evaluation = config.data.train_split, config.data.eval_split
-    top = {os.path.relpath(file, path).split(os.sep)[0] for file in visible}
-    folders = {name for name in top if os.path.isdir(os.path.join(path, name))}
+    places = [os.path.relpath(file, path).split(os.sep) for file in visible]
+    folders = {folder for folder, *names in places if names}
+    # Such as test images whose labels are not published.
+    flat = folders - {train, evaluation} - {folder for folder, *names in places if names[1:]}
     divided = train in folders
-    for name in sorted(folders - {train} if divided else ()) or [evaluation]:
+    for name in sorted(folders - flat - {train} if divided else ()) or [evaluation]:
         data = {**config.data, "path": path, "eval_split": name}
         opened, refusal = tried(open_splits, config, data, None, kind=BadInputError)
         splits |= {} if refusal else {train: opened[0], name: opened[1]}
         refusals |= {refusal: None} if refusal else {}
-    if not divided and len(folders) > 1:
+    if divided:
+        notes += [f"{path}/{name}: no class folders: not for training" for name in sorted(flat)]
+    elif len(folders) > 1:
         notes += [f"{path}: not for training: {refusal}" for refusal in refusals]
     advice = ADVICE + verdict([*splits.values()], problems, config.data.max_bad_fraction)
     advice = {"advice": advice} if problems else {}
@@ -79,14 +84,17 @@ def check(path: str, options: Options) -> Checked | None:
     return Checked(what, problems, notes, **advice)
 
 
-def reader_of(file: str) -> str:
-    """Returns the packer's reader of a file that holds many images; "" of other files."""
+def reader_of(file: str, text: str) -> str:
+    """Returns the packer's reader of a file that holds many images; "" of other files.
+
+    `text` is the column of a corpus, see `arrays.image_column`.
+    """
     archives.refuse_pickles(os.path.abspath(file), file)
     name = os.path.basename(file).lower()
     if name.endswith(".npz"):
         return "arrays:read_npz"
     if name.endswith(".parquet"):
-        return "arrays:read_parquet" if arrays.image_column(file) else ""
+        return "arrays:read_parquet" if arrays.image_column(file, text) else ""
     if not re.search(r"\.(tar(\.\w+)?|tgz)$", name):
         return ""
     return "archives:read_" + ("cifar10_binary" if "cifar-10-binary" in name else "tar")
@@ -97,7 +105,8 @@ def check_packs(files: Sequence[str], place: str, options: Options) -> Checked |
 
     Their names begin with their splits, as of train_1.npz and train-00000-of-00002.parquet.
     """
-    readers = {file: reader_of(file) for file in files}
+    text = options.text_column or COLUMN
+    readers = {file: reader_of(file, text) for file in files}
     reader = next(filter(None, readers.values()), "")
     splits: dict[str, list[str]] = {}
     for file in files:
@@ -110,7 +119,7 @@ def check_packs(files: Sequence[str], place: str, options: Options) -> Checked |
     how = {
         "reader": f"widenet_jax.vision.prepare.{reader}",
         "input": first if "cifar10" in reader else splits,
-        "image_column": arrays.image_column(first) if "parquet" in reader else "",
+        "image_column": arrays.image_column(first, text) if "parquet" in reader else "",
         "label_column": options.label_column or "label",
     }
     found = packing.read_set(Options(labels=options.labels, **how))
@@ -171,7 +180,7 @@ def check_converted(found: packing.Converted, place: str) -> Checked:
     """Reads a set as a packer does, and writes nothing."""
     splits = {f"{place}, split {split}": found.checks(split) for split in found.splits}
     checked = run_checks(splits, "images")
-    if not any(found.present.values()):
+    if not any((*found.present.values(), *checked.problems.values())):
         raise BadInputError(f"{place}: no image in it")
     _, problem = tried(found.check_classes, kind=BadInputError)
     problems = {**checked.problems, place: [f"{place}: {problem}"] if problem else []}

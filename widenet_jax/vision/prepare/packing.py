@@ -50,7 +50,8 @@ class Converted:
       counts: images of each split, for the progress bar; None where unknown before the end.
       notes: lines for the user.
       left_out: how many files are not read, by suffix.
-      present: the labels of each split that are known, or have been read.
+      present: the labels of each split: those that are known, and once it has been read, those of
+        the images that were read, or packed.
       damaged: a line for each image that cannot be read, of those that have been read.
     """
 
@@ -64,7 +65,7 @@ class Converted:
 
     def named(self, split: str) -> Iterator[tuple[int, bytes | str, str]]:
         """Yields the examples of a split, each with its name, and notes their labels."""
-        present = self.present.setdefault(split, set())
+        present = self.present[split] = set()
         for number, (label, image, *name) in enumerate(self.splits[split]):
             if not isinstance(image, str):
                 present.add(label)
@@ -76,7 +77,7 @@ class Converted:
 
     def check_classes(self) -> None:
         """Raises BadInputError where a split has images of a class, and training has none."""
-        train = [split for split in self.present if split.startswith("train")]
+        train = [split for split, of in self.present.items() if of and split.startswith("train")]
         seen = set().union(*(self.present[split] for split in train))
         every = set().union(*self.present.values())
         if train:
@@ -148,6 +149,7 @@ def examined(split: str, found: Converted, skip_bad: bool) -> Iterator[tuple[int
     without it a file that cannot be read raises its error.
     """
     examples = tqdm.tqdm(found.named(split), desc=split, total=found.counts[split], unit="image")
+    packed = set()
     for label, image, problem in in_threads(
         lambda example: (*example[:2], tried(decoded, *example[1:])[1]), examples
     ):
@@ -156,7 +158,9 @@ def examined(split: str, found: Converted, skip_bad: bool) -> Iterator[tuple[int
         if problem:
             found.damaged.append(problem)
         if not (problem and skip_bad):
+            packed.add(label)
             yield label, image
+    found.present[split] = packed
 
 
 def decoded(image: bytes | str, where: str) -> Any:
@@ -339,5 +343,8 @@ def read_tfds(options: Options) -> Converted | None:
         for example in dataset:
             yield int(example["label"]), bytes(example["image"])
 
-    names = tuple(builder.info.features["label"].names)
-    return Converted(names, {split: examples(split) for split in counts}, counts)
+    names, notes = tuple(builder.info.features["label"].names), []
+    for split in [split for split in counts if next(examples(split), (0,))[0] < 0]:
+        del counts[split]
+        notes.append(f"{split}: left out, as its examples have no labels")
+    return Converted(names, {split: examples(split) for split in counts}, counts, notes=notes)
