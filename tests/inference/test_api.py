@@ -191,6 +191,14 @@ def test_opening_names_the_arguments_of_python(digits_export: Path, tmp_path: Pa
         imports.IMPORTED.clear()
 
 
+def test_files_of_an_iterator_are_remembered(tmp_path: Path):
+    (tmp_path / "mine.py").touch()
+    paths = imports.import_files(tmp_path.glob("*.py"), flag="imports")
+    imports.NAMED.clear()
+    imports.IMPORTED.clear()
+    assert paths == [f"{tmp_path}/mine.py"]
+
+
 def test_training_names_the_arguments_of_python(tmp_path: Path):
     (tmp_path / "file").touch()
     (tmp_path / "other").mkdir()
