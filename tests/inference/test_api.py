@@ -229,9 +229,11 @@ def test_commands_within_a_message_keep_their_flags(kind: type[Exception]):
     command = "python -m widenet_jax.main --mode=replay --workdir=runs/a"
     packed = "scripts/prepare_data.py image_folder --extend"
     with pytest.raises(kind) as caught, naming_arguments(extend="extend=True"):
-        raise kind(f"--workdir=runs/a: add --extend. Or {command}; or {packed}, not --overwrite")
+        raise kind(
+            f"--workdir=runs/a: add --extend. Or {command}; or {packed}. --config.x=1; no --force"
+        )
     assert str(caught.value) == (
-        f"workdir=runs/a: add extend=True. Or {command}; or {packed}, not --overwrite"
+        f"workdir=runs/a: add extend=True. Or {command}; or {packed}. config.x=1; no --force"
     )
 
 
