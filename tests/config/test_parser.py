@@ -161,6 +161,7 @@ def test_an_empty_place_is_a_mistake():
         "b.csv a.csv --out=./a.csv",
         "--convert=a.csv --out=b",
         "--out=b --f=a.csv",
+        "--convert=a.csv:vit_tiny --out=a.csv",  # a config file with its variant
     ],
 )
 def test_an_output_replaces_no_input(tmp_path, monkeypatch, words: str):
