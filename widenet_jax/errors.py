@@ -17,7 +17,7 @@ INTERRUPTED = 130  # exit code after Ctrl-C: what shells report after SIGINT
 SIMILAR = 0.65
 # Flags in a message; a whole command keeps its own.
 FLAGS = re.compile(
-    r"(?P<command>(python -m |scripts/)\S+( \w+)?( -\S+)*)|--import=(?P<file>[^;]+)"
+    r"(?P<command>(python -m |scripts/)\S+( \w+)?( -\S*[^\s.])*)|--import=(?P<file>[^;]+)"
     r"|--(?P<flag>checkpoint|config|extend|workdir)\b"
 )
 

@@ -270,9 +270,9 @@ def train(
         raise BadInputError(
             f"config is {type(config).__name__}; give a ConfigDict, or a file as configs/digits.py"
         )
-    import_files(imports, flag="imports")
+    paths = import_files(imports, flag="imports")
     config = load_config(config) if isinstance(config, str) else copy.deepcopy(config)
-    remember(config, list(map(os.fspath, imports)))
+    remember(config, paths)
     flags = [f"--config.{name}={value}" for name, value in (fields or {}).items()]
     from widenet_jax.inference.pretrained_config import set_fields
 

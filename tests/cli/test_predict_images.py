@@ -42,6 +42,15 @@ def test_folders_and_patterns(run, photos, capsys):
     assert capsys.readouterr().err == f"{photos}/deep: 1 file left out (.heic 1)\n"
 
 
+def test_an_overlay_replaces_no_image_of_a_folder(run, photos, capsys):
+    before = (photos / "b.png").read_bytes()
+    for images in (photos, f"{photos}/*.png"):
+        assert run(images, f"--overlay={photos}/b.png") == 2
+        line = f"--overlay={photos}/b.png would replace an input; name another file"
+        assert capsys.readouterr().err.endswith(f"error: {line}\n")
+    assert (photos / "b.png").read_bytes() == before
+
+
 @pytest.mark.parametrize("bad", [1, 2])
 def test_bad_files_are_named_and_the_others_predicted(run, photos, bad, capsys):
     for i in range(bad):

@@ -77,6 +77,14 @@ def test_a_file_runs_as_it_is_now(tmp_path, monkeypatch, changed: str):
         assert [*seeds.values()] == [(1, 1)]
 
 
+def test_modules_of_folders_beside_a_config(tmp_path):
+    """A folder without __init__.py is a package too, also of another program's `configs`."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "small.py").write_text("SEED = 3\n")
+    (tmp_path / "mine.py").write_text("from configs.folder import small\nSEED = small.SEED\n")
+    assert defined_in(str(tmp_path / "mine.py"), "SEED", flag="") == 3
+
+
 def test_configs_of_this_project_are_found_by_name(tmp_path, monkeypatch):
     """From any directory; a file of the same name there comes first."""
     monkeypatch.chdir(tmp_path)

@@ -161,6 +161,7 @@ def test_an_empty_place_is_a_mistake():
         "b.csv a.csv --out=./a.csv",
         "--convert=a.csv --out=b",
         "--out=b --f=a.csv",
+        "--convert=a.csv:vit_tiny --out=a.csv",  # a config file with its variant
     ],
 )
 def test_an_output_replaces_no_input(tmp_path, monkeypatch, words: str):
@@ -180,15 +181,15 @@ def test_an_output_replaces_no_input(tmp_path, monkeypatch, words: str):
 
 def test_no_variable_of_another_program_changes_random_numbers(monkeypatch):
     """Commands start JAX as it is by itself, whatever the user's environment says."""
-    for name, value in (("ENABLE_X64", "1"), ("DEFAULT_PRNG_IMPL", "rbg")):
-        monkeypatch.setenv(f"JAX_{name}", value)
-    monkeypatch.setenv("JAX_THREEFRY_PARTITIONABLE", "0")
+    odd = {"ENABLE_X64": "1", "DEFAULT_PRNG_IMPL": "rbg", "THREEFRY_PARTITIONABLE": "0"}
+    odd = {f"JAX_{name}": value for name, value in (odd | {"RANDOM_SEED_OFFSET": "7"}).items()}
+    for name, value in odd.items():
+        monkeypatch.setenv(name, value)
     found = {}
     assert exit_code_of(lambda: found.update(os.environ)) == 0
-    names = ("JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE")
-    theirs = [jax.config.values[name.lower()] for name in names]  # of this process, JAX's defaults
-    assert [found[name] for name in names] == ["0", "threefry2x32", "1"]
-    assert theirs == [False, "threefry2x32", True]
+    theirs = [jax.config.values[name.lower()] for name in odd]  # of this process, JAX's defaults
+    assert [found[name] for name in odd] == ["0", "threefry2x32", "1", "0"]
+    assert theirs == [False, "threefry2x32", True, 0]
 
 
 # Runs scripts, each with --bogus=1 and with --help, as programs that the process starts.

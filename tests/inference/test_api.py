@@ -191,6 +191,14 @@ def test_opening_names_the_arguments_of_python(digits_export: Path, tmp_path: Pa
         imports.IMPORTED.clear()
 
 
+def test_files_of_an_iterator_are_remembered(tmp_path: Path):
+    (tmp_path / "mine.py").touch()
+    paths = imports.import_files(tmp_path.glob("*.py"), flag="imports")
+    imports.NAMED.clear()
+    imports.IMPORTED.clear()
+    assert paths == [f"{tmp_path}/mine.py"]
+
+
 def test_training_names_the_arguments_of_python(tmp_path: Path):
     (tmp_path / "file").touch()
     (tmp_path / "other").mkdir()
@@ -221,9 +229,11 @@ def test_commands_within_a_message_keep_their_flags(kind: type[Exception]):
     command = "python -m widenet_jax.main --mode=replay --workdir=runs/a"
     packed = "scripts/prepare_data.py image_folder --extend"
     with pytest.raises(kind) as caught, naming_arguments(extend="extend=True"):
-        raise kind(f"--workdir=runs/a: add --extend. Or {command}; or {packed}, not --overwrite")
+        raise kind(
+            f"--workdir=runs/a: add --extend. Or {command}; or {packed}. --config.x=1; no --force"
+        )
     assert str(caught.value) == (
-        f"workdir=runs/a: add extend=True. Or {command}; or {packed}, not --overwrite"
+        f"workdir=runs/a: add extend=True. Or {command}; or {packed}. config.x=1; no --force"
     )
 
 

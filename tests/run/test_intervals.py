@@ -93,3 +93,11 @@ def test_balanced_accuracy_of_few_examples():
     # (0.000930 + 0.061389) / 4 = 0.015580, and b (1 - b) / V = 13.479; 4 / (1/100 + 1/4) is 15.4.
     found = balanced_interval(np.array([90, 2]), np.array([100, 4]))
     assert found == pytest.approx(wilson(0.7, 13.479), abs=1e-4)
+
+
+def test_balanced_accuracy_of_equal_classes_is_wilson_s_of_all_examples_however_many():
+    """One of 30 million examples is wrong: a variance below 1e-12."""
+    counts = np.full(100, 300_000)
+    right = counts - (np.arange(100) == 0)
+    ends = balanced_interval(right, counts)
+    np.testing.assert_allclose(ends, wilson(right.sum() / counts.sum(), counts.sum()), rtol=1e-12)

@@ -62,19 +62,23 @@ def spec_of(name: str, path: str) -> ModuleSpec:
 
 
 class Finder(PathFinder):
-    """Finds the modules of `configs`."""
+    """Finds the files of `configs`, and of another program's package of that name.
+
+    Other finders find its folders without `__init__.py`, and its compiled modules.
+    """
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         spec = super().find_spec(name, path, target) if name.startswith("configs.") else None
-        return spec and spec_of(name, spec.origin)
+        is_file = spec and type(spec.loader) is SourceFileLoader
+        return spec_of(name, spec.origin) if is_file else None
 
 
 sys.meta_path.insert(0, Finder)
 
 
-def import_files(paths: Iterable[str | os.PathLike[str]], *, flag: str = "--import") -> None:
-    """Imports files that a user names.
+def import_files(paths: Iterable[str | os.PathLike[str]], *, flag: str = "--import") -> list[str]:
+    """Imports files that a user names, and returns their paths.
 
     Raises:
       BadInputError: a file is missing, or its code fails; or one path stands for a list of them.
@@ -82,9 +86,11 @@ def import_files(paths: Iterable[str | os.PathLike[str]], *, flag: str = "--impo
     if isinstance(paths, str | os.PathLike):
         path = os.fspath(paths)
         raise BadInputError(f"{flag}={path!r} is one file: give a list, as in [{path!r}]")
-    for path in map(os.fspath, paths):
+    paths = [*map(os.fspath, paths)]
+    for path in paths:
         import_once(path, f"{flag}={path}")
         NAMED[str(Path(path).expanduser().resolve())] = Path(path).name
+    return paths
 
 
 def find_configs_beside(path: str | Path) -> dict[str, ModuleType]:

@@ -62,6 +62,7 @@ def keep_compiled(environment: MutableMapping[str, str], *, cpu_info: Path = CPU
 # Settings of JAX on which numbers depend. A user's environment may have others, for other programs.
 NUMBERS = {
     "JAX_ENABLE_X64": "0",
+    "JAX_RANDOM_SEED_OFFSET": "0",
     "JAX_DEFAULT_PRNG_IMPL": "threefry2x32",
     "JAX_THREEFRY_PARTITIONABLE": "1",
 }

@@ -134,7 +134,8 @@ def check_outputs(options: Options) -> None:
     words = [one.partition("=")[2] for one in options.fields]
     for name in vars(options).keys() - OUTPUTS:
         words += value if isinstance(value := getattr(options, name), list) else [value]
-    inputs = [word for word in words if isinstance(word, str) and os.path.isfile(word)]
+    words = [one for word in words if isinstance(word, str) for one in (word, word.split(":")[0])]
+    inputs = [word for word in words if os.path.isfile(word)]  # a config's without its variant
     for name in OUTPUTS & vars(options).keys():
         out = getattr(options, name) or ""
         if os.path.isfile(out) and any(os.path.samefile(out, one) for one in inputs):

@@ -112,7 +112,7 @@ def balanced_interval(right: np.ndarray, counts: np.ndarray) -> Interval:
     variance = (drawn * (1 - drawn) / counts).sum(axis=-1) / V**2
     most = V**2 / (1 / counts).sum()
     # Neither is 0 unless all is right, or all is wrong.
-    count = mean * (1 - mean) / np.maximum(variance, 1e-12)
+    count = mean * (1 - mean) / np.where(variance > 0, variance, 1)
     return wilson(mean, np.where(variance > 0, np.minimum(most, count), most))
 
 

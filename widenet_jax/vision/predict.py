@@ -75,7 +75,7 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
     """Classifies every image that can be read; see `specs.PredictSpec`.
 
     Raises:
-      BadInputError: no image is found.
+      BadInputError: no image is found, or the overlay would replace one.
     """
     classify = classifier(trained)
     rows, pictures, unreadable = [], [], []
@@ -87,6 +87,10 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
         top = best(classify([{"image": picture}])[0], trained, options.top)
         rows.append(({"image": path, "top": top}, [path, *shares(top, "class")]))
         if options.overlay:
+            if os.path.exists(options.overlay) and os.path.samefile(path, options.overlay):
+                raise BadInputError(
+                    f"--overlay={options.overlay} would replace an input; name another file"
+                )
             name = os.fsencode(Path(path).name).decode(errors="replace")
             pictures.append((f"{name}\n{top[0]['class']} {top[0]['probability']:.0%}", picture))
     return Predictions("images", rows, {"unreadable": unreadable}, "", pictures, unreadable)

@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
+from widenet_jax.config.imports import NAMED
 from widenet_jax.ops.sweep import results
 from widenet_jax.ops.sweep.axes import product, sweep
 from widenet_jax.ops.sweep.directory import Directory
@@ -121,13 +122,15 @@ def test_seeds_without_spread_have_no_interval(directory):
     assert [line.split()[-2:] for line in table[2:]] == [["no", "spread"], ["one", "seed"]]
 
 
-def test_the_best_setting_has_the_best_mean_over_seeds(directory):
+def test_the_best_setting_has_the_best_mean_over_seeds(directory, monkeypatch):
     """Depth 1 has the best trial, 0.9, and the mean 0.6; depth 2 has the mean 0.75."""
     outcomes = outcomes_of("configs/digits.py", "accuracy", directory, (0.9, 0.3, 0.7, 0.8))
     results = Results(outcomes, directory)
+    monkeypatch.setitem(NAMED, "/mine.py", "mine.py")
     best = results.best()
     assert (best["setting"], best["seeds"], best["mean"]) == ({"model.mlp_dim": 2}, 2, 0.75)
     assert best["trial"] == outcomes[3].trial.name and best["test_accuracy"] == 0.8
+    assert " --import=/mine.py --config=" in best["command"]
     assert "mean over seeds 0.75 (2), this one test_accuracy 0.8\n" in results.report()
     assert results.chosen_on_test() == ""
     for outcome in outcomes:

@@ -158,7 +158,7 @@ class Results:
             setting = {"setting": fields} | {name: means[0][name] for name in ("seeds", "mean")}
             row = next(one for one in self.done if all(one.get(k) == v for k, v in fields.items()))
         trial = next(one.trial for one in self.outcomes if one.trial.name == row["trial"])
-        command = ["python", "-m", "widenet_jax.main", *trial.arguments(row["workdir"])]
+        command = ["python", *trial.command(row["workdir"])[1:]]
         found = {"trial": trial.name, self.metric: row[self.metric], "command": shlex.join(command)}
         return setting | found | {"ties": [*map(self.setting_text, equal)]}
 
