@@ -313,6 +313,7 @@ def sigma_moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
         "experts": max(1, base["experts"] * base["width"] // width),
         "selected": 1 if switch else base["selected"],
         "router": base.get("router", "sigmoid"),
+        "like": base.get("router", "sigmoid"),
         "examples_per_group": 1,
     }
     section = experts_section(usual | options | {"mlp_dim": width} | chosen(base, "losses"))
@@ -413,13 +414,18 @@ def experts_section(options: Mapping) -> dict:
     section["num_selected_experts"] = options.get("selected", section["num_selected_experts"])
     experts, selected = section["num_experts"], section["num_selected_experts"]
     section["router"] = router_section(router, experts=experts, selected=selected)
-    section["losses"] = values(defaults.LOSSES) | router_losses(router, options)
+    losses = router_losses(router, options, like=options.get("like", "top_k"))
+    section["losses"] = values(defaults.LOSSES) | losses
     return section
 
 
-def router_losses(router: str, size: Mapping) -> dict:
-    """Returns the weights of the losses of a router's paper, or else of the size."""
-    return ROUTER_LOSSES.get(router, SIGMA_MOE_LOSSES | size.get("losses", {}))
+def router_losses(router: str, size: Mapping, *, like: str = "sigmoid") -> dict:
+    """Returns the weights of the losses of a router's paper, or else of the size.
+
+    A router of an imported file has those of `like`, the router that it replaces.
+    """
+    known = router if router in ROUTERS else like
+    return ROUTER_LOSSES.get(known, SIGMA_MOE_LOSSES | size.get("losses", {}))
 
 
 def router_section(name: str, *, experts: int, selected: int) -> dict:

@@ -57,6 +57,8 @@ def test_a_router_and_a_loss_are_chosen_on_the_command_line(mine: Path, config: 
     moe = parse_flags(flags(mine, f"{config},router=mine", *fields))[1].model.moe
     assert set(moe.router) == {"name", "expert_dropout", "bias_balancing", "sharpness"}
     assert moe.losses.mine == 0.01
+    usual = parse_flags(flags(mine, config))[1].model.moe.losses  # of the router it replaces
+    assert dict(moe.losses) == {**usual, "mine": 0.01}
     router = MoeLayer(**moe).build_router(parent=None, name=None)
     assert (type(router).__name__, router.sharpness) == ("Mine", 3.0)
 

@@ -293,7 +293,7 @@ def test_splits_beside_training_that_are_not_used_are_named(folder):
     data = open_data(config_of(folder, eval_fraction=0.2))
     assert data.train.note == (
         f"{folder}: val is a part of train; not used: test, valid "
-        "(--config.data.eval_split=test evaluates it)"
+        "(--config.data.eval_split=valid evaluates valid)"
     )
     for split in ("test", "valid"):
         data = open_data(config_of(folder, eval_fraction=0.2, eval_split=split))

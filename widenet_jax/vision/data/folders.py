@@ -303,9 +303,10 @@ def _unused(folder: Path, root: str, holdout: Holdout) -> str:
     beside = [name for name in parts if _has_classes(folder.parent / name)]
     if not (unused := [name for name in beside if name != folder.name]):
         return ""
+    best = next((name for name in unused if name.startswith("val")), unused[0])
     return (
         f"{folder.parent}: {holdout.eval_split} is a part of {folder.name}; not used: "
-        f"{names_text(unused)} (--config.data.eval_split={unused[0]} evaluates it)"
+        f"{names_text(unused)} (--config.data.eval_split={best} evaluates {best})"
     )
 
 
