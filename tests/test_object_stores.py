@@ -57,6 +57,7 @@ def test_names_of_every_other_character(bucket: str):
     assert is_gone(place / "a.json") and not place.exists()
 
 
+@pytest.mark.slow
 def test_a_stalled_connection_is_given_up(
     bucket: str, gcs_server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):

@@ -42,6 +42,7 @@ def test_folders_and_patterns(run, photos, capsys):
     assert capsys.readouterr().err == f"{photos}/deep: 1 file left out (.heic 1)\n"
 
 
+@pytest.mark.slow
 def test_an_overlay_replaces_no_image_of_a_folder(run, photos, capsys):
     before = (photos / "b.png").read_bytes()
     for images in (photos, f"{photos}/*.png"):

@@ -234,6 +234,7 @@ IDLE = configs_module("defaults").WITHOUT_EFFECT
 OF_NAME = [(k, name) for k, of in IDLE.items() if of[0] == "optimizer.name" for name in of[1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("field", "name"), OF_NAME)
 def test_fields_said_to_have_no_effect_have_none(field: str, name: str):
     """Beside the optimizers that the table names; another has one, so that the test can fail."""
