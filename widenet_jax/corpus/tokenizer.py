@@ -166,7 +166,8 @@ class Tokenizer:
         kept = unicodedata.normalize("NFC", normalizer.normalize_str("Aé") if normalizer else "Aé")
         case, accents = "A" in kept, "é" in kept
         capitals = f"capital letters {'are kept' if case else 'become small'}"
-        return f"{capitals}, accents are {'kept' if accents else 'removed'}"
+        text = f"{capitals}, accents are {'kept' if accents else 'removed'}"
+        return text if case and accents else f"{text} (one trained with --cased keeps both)"
 
     @functools.cached_property
     def special(self) -> np.ndarray:

@@ -188,10 +188,11 @@ def read_photo(path: str | os.PathLike) -> bytes:
     try:
         return read_regular(path)
     except OSError as error:
-        dangling = error.errno == errno.ENOENT and os.path.islink(path)
-        reason = "link to a file that is not there" if dangling else error.strerror
+        gone, dangling = error.errno == errno.ENOENT, os.path.islink(path)
+        reason = "link to a file that is not there" if gone and dangling else error.strerror
+        advice = "check its name" if gone and not dangling else "replace or remove it"
         kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
-        raise kind(f"{path}: {reason}; replace or remove it") from None
+        raise kind(f"{path}: {reason}; {advice}") from None
 
 
 def check_folder(root: str, field: str = "") -> None:
