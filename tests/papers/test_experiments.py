@@ -1,5 +1,6 @@
 """The rows of the experiments, and the printed numbers in the headers of the configs."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import printed as paper
-from widenet_jax.papers.experiments import EXPERIMENTS, chosen
+from widenet_jax.papers.experiments import CHOICES_SHA256, EXPERIMENTS, chosen
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,3 +105,12 @@ def test_the_columns_of_a_language_table():
     assert numbers["dense"] == 11.81 and numbers["sigma-MoE"] == 11.59
     assert numbers["S-BASE, K = 4, balanced"] is None
     assert numbers["S-BASE, K = 4, as released"] == 13.01  # as the paper ran it
+
+
+def test_kept_results_of_claims_are_of_these_choices():
+    """Every line of docs/claims.jsonl has the hash of claims.toml, and a seed that it names once."""
+    text = (Path(__file__).parents[2] / "docs" / "claims.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert {line["choices_sha256"] for line in lines} == {CHOICES_SHA256}
+    assert len({line["trial"] for line in lines}) == len(lines)
+    assert not any("data.path" in field for line in lines for field in line["fields"])

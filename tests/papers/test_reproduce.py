@@ -273,6 +273,7 @@ def test_results_outlive_the_runs(stand_in, tmp_path: Path, capsys):
     (start,) = {path.read_text() for path in tmp_path.glob("a/*/starts")}
     assert start == "x" and len({line["trial"] for line in lines}) == len(lines) == 2
     assert {line["choices_sha256"] for line in lines} == {CHOICES_SHA256}
+    assert all("--config.seed=0" in line["fields"] for line in lines)
     table = (tmp_path / "a/fig3.md").read_text().partition("Made by")[0]
     assert call(*flags, f"--workdir={tmp_path / 'b'}") == 0
     assert not list(tmp_path.glob("b/*/starts")) and file.read_text() == text

@@ -17,6 +17,8 @@ from widenet_jax.ops.sweep.trials import Trial
 from widenet_jax.papers.experiments import CHOICES_SHA256
 from widenet_jax.run.metrics import JsonLines
 
+PLACE = "--config.data.path="  # of the data on the machine of the run, which a line leaves out
+
 
 def restore(path: str, trials: Iterable[Trial], directory: Directory) -> list[dict[str, Any]]:
     """Makes the directories of kept runs that are not here; returns all lines of the file.
@@ -68,11 +70,10 @@ def line_of(trial: Trial, directory: Directory) -> dict[str, Any]:
     return {
         "trial": trial.name,
         "config": trial.config,
-        "fields": trial.fields(),
+        "fields": [field for field in trial.fields() if not field.startswith(PLACE)],
         "choices_sha256": CHOICES_SHA256,
         "commit": (start.get("git") or {}).get("commit"),
         "device": start["devices"][0],
-        "platform": start.get("platform"),
         "result": directory.result(trial),
         "evaluations": [record for record in records if record["split"] == "eval"],
         "load": next((r["load"] for r in reversed(records) if "load" in r), None),
