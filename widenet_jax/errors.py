@@ -203,6 +203,20 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0][:200]
 
 
+@contextmanager
+def refusing(what: object, *kinds: type[Exception], advice: str = "") -> Iterator[None]:
+    """Raises BadInputError in place of errors of some kinds: "WHAT (the error's first line)ADVICE".
+
+    Such as f"{path}: cannot be opened", OSError. A BadInputError stays as it is.
+    """
+    try:
+        yield
+    except BadInputError:
+        raise
+    except kinds as error:
+        raise BadInputError(f"{what} ({first_line(error)}){advice}") from None
+
+
 def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: str) -> None:
     """Checks that a section of the config holds only known fields.
 

@@ -10,7 +10,7 @@ from etils import epath
 
 from widenet_jax.corpus import readers
 from widenet_jax.corpus.chunking import Document
-from widenet_jax.corpus.files import NEWLINE, decoded, first_bytes, guarded, opened
+from widenet_jax.corpus.files import NEWLINE, decoded, first_bytes, opened
 from widenet_jax.corpus.readers import Input, cut_long_line
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import is_remote, readable
@@ -144,8 +144,8 @@ def _passages_of(file: BinaryIO, where: str, line: int | None) -> Iterator[Passa
         text = file.read(PASSAGE_BYTES)
         return text if text.endswith(NEWLINE) else text + file.readline(readers.LINE_BYTES)
 
-    found, held = cut_long_line(guarded(where, read))
+    found, held = cut_long_line(read())
     while found:
-        further, held = cut_long_line(held + guarded(where, read))
+        further, held = cut_long_line(held + read())
         yield Passage(found, where, line, not further)
         line, found = line and line + found.count(NEWLINE), further

@@ -9,8 +9,8 @@ from typing import Any
 
 from etils import epath
 
-from widenet_jax.corpus.files import UTF16, decoded, guarded, opened
-from widenet_jax.errors import BadInputError, BadRowsError, first_line
+from widenet_jax.corpus.files import UTF16, decoded, opened
+from widenet_jax.errors import BadInputError, BadRowsError, refusing
 
 Columns = dict[str, list[Any]]  # of equal length, by name
 _MAX_CELL = 1 << 30
@@ -22,7 +22,7 @@ _TAGS = "\U000e0000"
 def read_bytes(file: epath.Path) -> bytes:
     """Returns a file's content, decompressed; raises BadInputError if it cannot be read."""
     with opened(str(file)) as content:
-        return guarded(str(file), content.read)
+        return content.read()
 
 
 def read_text(file: epath.Path) -> str:
@@ -33,11 +33,9 @@ def read_text(file: epath.Path) -> str:
     """
     content = read_bytes(file)
     if content.startswith(UTF16):  # Excel's "Unicode Text"
-        try:
+        advice = "; save it again"
+        with refusing(f"{file}: damaged UTF-16 text", UnicodeDecodeError, advice=advice):
             content = content.decode("utf-16").encode()
-        except UnicodeDecodeError as error:
-            reason = first_line(error)
-            raise BadInputError(f"{file}: damaged UTF-16 text ({reason}); save it again") from None
     return decoded(content.removeprefix(codecs.BOM_UTF8), str(file), first_line=1)
 
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
-from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.errors import BadInputError, refusing
 from widenet_jax.files import is_remote
 
 MAX_IMAGE_BYTES = 256 << 20
@@ -75,7 +75,13 @@ def bytes_in(path: str) -> int:
 
 
 def open_input(path: str) -> BinaryIO:
-    """Opens an input file; raises BadInputError unless it is a regular file that can be read."""
+    """Opens an input file; raises BadInputError unless it can be read, and a local one is regular.
+
+    It may lie on an object store.
+    """
+    if is_remote(path):
+        with refusing(f"{path}: cannot be opened", OSError):
+            return epath.Path(path).open("rb")
     try:
         return open_regular(path)
     except OSError as error:
@@ -115,12 +121,11 @@ def open_parquet(source: Any, path: object) -> Iterator[Any]:
     import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(source, page_checksum_verification=True) as file:
-            yield file
-    except (OSError, pa.ArrowException) as error:
-        reason = first_line(error)
-        raise BadInputError(f"{path}: damaged, or not a parquet file ({reason})") from None
+    with (
+        refusing(f"{path}: damaged, or not a parquet file", OSError, pa.ArrowException),
+        pq.ParquetFile(source, page_checksum_verification=True) as file,
+    ):
+        yield file
 
 
 def class_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:
