@@ -2,6 +2,7 @@
 
 import codecs
 import io
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
@@ -12,7 +13,7 @@ from widenet_jax.corpus import readers
 from widenet_jax.corpus.chunking import Document
 from widenet_jax.corpus.files import NEWLINE, decoded, first_bytes, opened
 from widenet_jax.corpus.readers import Input, cut_long_line
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.files import is_remote, readable
 
 # A set has at most one shard a unit, and training keeps every shard open.
@@ -74,20 +75,18 @@ def files_below(place: epath.Path) -> Iterator[str]:
 def _tfds_inputs(path: str, split: str) -> list[Input]:
     """Returns an input for each shard of a TFDS set that is stored as array_record."""
     builder = readers.tfds_builder(path)
-    stored = builder.info.file_format.value
-    if stored != "array_record":
-        raise BadInputError(
-            f"{path}: prepared as {stored}; prepare it with file_format=array_record"
-        )
-    if split not in builder.info.splits:
-        known = ", ".join(builder.info.splits)
-        raise BadInputError(f"{path}: no split {split!r}; there are {known} (--tfds_split)")
-    found, first = [], 0
-    for shard, size in enumerate(builder.info.splits[split].shard_lengths):
-        name = f"{builder.name}-{split}-{shard:05d}"
-        found.append(Input(path, name, "tfds", first, first + size, split))
-        first += size
-    return found
+    stored, splits = builder.info.file_format.value, builder.info.splits
+    advice, known = "prepare it with file_format=array_record", ", ".join(splits)
+    refuse(
+        path,
+        (stored != "array_record", f"prepared as {stored}; {advice}"),
+        (split not in splits, f"no split {split!r}; there are {known} (--tfds_split)"),
+    )
+    places = itertools.accumulate(splits[split].shard_lengths, initial=0)
+    return [
+        Input(path, f"{builder.name}-{split}-{shard:05d}", "tfds", *ends, split)
+        for shard, ends in enumerate(itertools.pairwise(places))
+    ]
 
 
 def documents(unit: Iterable[Input], column: str = COLUMN) -> Iterator[Document]:

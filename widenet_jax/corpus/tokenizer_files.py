@@ -12,7 +12,7 @@ from etils import epath
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from widenet_jax.data.input_files import read_input
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refusing
 from widenet_jax.files import parse_json, read_object
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -45,15 +45,15 @@ def read(path: epath.Path) -> dict[str, Any]:
     content, settings = read_input(path), _settings(path.parent / CONFIG)
     if path.suffix == ".model":
         return from_sentencepiece(content, str(path), settings)
-    try:
+    errors, advice = (
+        (UnicodeDecodeError, json.JSONDecodeError),
+        "tokenizer.json, vocab.txt or .model",
+    )
+    with refusing(f"{path}: not a tokenizer", *errors, advice=f"; give a {advice}"):
         text = content.decode()
         if path.suffix == ".txt":
             return from_vocabulary(text, str(path), settings)
         found = parse_json(text)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BadInputError(
-            f"{path}: not a tokenizer ({error}); give a tokenizer.json, vocab.txt or .model"
-        ) from None
     match found:
         case {"normalizer": {"type": "BertNormalizer"} as normalizer}:
             normalizer |= _of_bert(settings)
@@ -79,11 +79,9 @@ def from_vocabulary(text: str, where: str, settings: Mapping[str, bool]) -> dict
 
     `settings` are fields of a tokenizer_config.json.
     """
-    pieces = text.removesuffix("\n").split("\n")
-    pieces = [piece.rstrip("\r") for piece in pieces]
-    for name in SPECIAL:
-        if name not in pieces:
-            raise BadInputError(f"{where}: has no line {name}, so is not BERT's vocabulary")
+    pieces = [piece.rstrip("\r") for piece in text.removesuffix("\n").split("\n")]
+    if missing := [name for name in SPECIAL if name not in pieces]:
+        raise BadInputError(f"{where}: has no line {missing[0]}, so is not BERT's vocabulary")
     if len(set(pieces)) != len(pieces):
         raise BadInputError(f"{where}: has a piece twice; every line must be another piece")
     model = models.WordPiece({piece: k for k, piece in enumerate(pieces)}, unk_token="[UNK]")

@@ -27,7 +27,7 @@ from etils import epath
 
 from widenet_jax.data.blocks import tried
 from widenet_jax.data.input_files import read_input
-from widenet_jax.errors import BadInputError, check_format, first_line
+from widenet_jax.errors import BadInputError, check_format, first_line, refuse, refusing
 from widenet_jax.files import is_remote, parse_json, read_object, readable, write_json
 
 FORMAT_VERSION = 1
@@ -44,6 +44,7 @@ NEEDED = {
     ),
 }
 COUNTS = {"vocab_size", "file_bytes", "tokens", "bytes"}  # of them, the whole numbers
+AGAIN = "; prepare the set again"
 UNFINISHED = ".writing"  # folder of a set that is being written; in it, the prefix of such a file
 PLAN = ".preparation.json"  # in that folder: settings of the preparation in units
 PART = ".part-"  # in that folder: prefix of a unit's counts
@@ -89,32 +90,16 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
             "scripts/prepare_data.py, or choose another config.data.source"
         )
     content = read_input(path)
-    try:
+    with refusing(f"{path}: not valid JSON", ValueError, TypeError, advice=AGAIN):
         manifest = dict(parse_json(content))
-    except (ValueError, TypeError) as error:
-        raise BadInputError(f"{path}: not valid JSON ({error}); prepare the set again") from None
     check_format(manifest, FORMAT_VERSION, place=path)
     found = manifest.get("kind", "images")
     try:
-        of_set, of_split = NEEDED.get(found, ((), ()))
-        _ = [manifest[field] for field in of_set]
-        if not (splits := manifest["splits"].values()):
-            raise ValueError("it names no split")
-        for split in splits:
-            _ = [split[field] for field in of_split]
-            whole = [part[name] for part in (manifest, split) for name in COUNTS & part.keys()]
-            _ = [operator.index(number) for number in whole]
-            sizes = [(shard["records"], shard["bytes"]) for shard in split.get("shards", ())]
-            counts = [operator.index(records) for records, _ in sizes]
-            _ = [operator.index(size) for _, size in sizes]
-            if min(counts, default=0) < 0 or sum(counts) != split.get("count", sum(counts)):
-                raise ValueError(f"shards of {counts} records, count={split.get('count')!r}")
-        names = manifest.get("class_names", [""])  # sets of text have none
-        if not isinstance(names, list) or not names:
-            raise TypeError("class_names is no list of names")
+        problem = _problem(manifest, *NEEDED.get(found, ((), ())))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise BadInputError(f"{path}: damaged ({reason}); prepare the set again") from None
+        problem = f"{type(error).__name__}: {first_line(error)}"
+    if problem:
+        raise BadInputError(f"{path}: damaged ({problem}){AGAIN}")
     if kind and found != kind:
         raise BadInputError(
             f"{directory}: a set of {found}, not of {kind}; read it with "
@@ -123,26 +108,38 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
     return manifest
 
 
+def _problem(manifest: Mapping[str, Any], of_set: Sequence[str], of_split: Sequence[str]) -> str:
+    """Returns what is wrong with a manifest that must have these fields; raises some of it."""
+    splits, names = manifest["splits"].values(), manifest.get("class_names", [""])
+    _ = [manifest[name] for name in of_set]
+    if not isinstance(names, list) or not names:  # sets of text have none
+        return "TypeError: class_names is no list of names"
+    for split in splits:
+        _, shards = [split[name] for name in of_split], split.get("shards", ())
+        whole = [part[name] for part in (manifest, split) for name in COUNTS & part.keys()]
+        whole += [shard["bytes"] for shard in shards]
+        counts = [shard["records"] for shard in shards]
+        _ = [*map(operator.index, whole + counts)]
+        if min(counts, default=0) < 0 or sum(counts) != split.get("count", sum(counts)):
+            return f"ValueError: shards of {counts} records, count={split.get('count')!r}"
+    return "" if splits else "ValueError: it names no split"
+
+
 def checked_shards(directory: str, split: str, shards: Sequence[Mapping[str, int]]) -> list[str]:
     """Returns the paths of a split's shards, each with the size that was written.
 
     Raises:
       BadInputError: there is no shard, or one is missing, empty or cut.
     """
-    if not shards:
-        raise BadInputError(f"{directory}: split {split} has no shards; prepare the set again")
-    paths = []
-    for index, shard in enumerate(shards):
-        path = epath.Path(directory) / shard_name(split, index, len(shards))
-        size = path.stat().length if path.exists() else None
-        if size != shard["bytes"]:
-            found = "missing" if size is None else f"{size} bytes"
-            raise BadInputError(
-                f"{path}: shard is {found}, {shard['bytes']} bytes were written; copy it again "
-                "or prepare the set again"
-            )
-        paths.append(str(path))
-    return paths
+    names = [shard_name(split, k, len(shards)) for k in range(len(shards))]
+    paths = [epath.Path(directory) / name for name in names]
+    refuse(directory, (not paths, f"split {split} has no shards{AGAIN}"))
+    for path, shard in zip(paths, shards, strict=True):
+        size, written = path.stat().length if path.exists() else None, shard["bytes"]
+        found = "missing" if size is None else f"{size} bytes"
+        advice = "copy it again or prepare the set again"
+        refuse(path, (size != written, f"shard is {found}, {written} bytes were written; {advice}"))
+    return [*map(str, paths)]
 
 
 @contextlib.contextmanager
@@ -163,20 +160,23 @@ def new_set(
     Raises:
       BadInputError: the directory holds a set and overwrite is off, or holds other things.
     """
-    if is_remote(directory):
-        raise BadInputError(
-            f"{directory}: sets are written to a local --out; copy the set there afterwards (text "
-            "may also be prepared with --beam)"
-        )
-    directory = Path(directory)
+    place, directory = directory, Path(directory)
     folder = directory / UNFINISHED
-    if directory.exists() and not directory.is_dir():
-        raise BadInputError(f"{directory}: is a file; give --out a directory")
     older = [path for pattern in OURS for path in directory.glob(pattern) if path != folder]
-    if others := sorted({*directory.glob("*")} - {*older, folder}):
-        raise BadInputError(
-            f"{directory}: holds other files ({others[0].name}, ...); give --out a new directory"
-        )
+    others = sorted({*directory.glob("*")} - {*older, folder})
+    refuse(
+        place if is_remote(place) else directory,
+        (
+            is_remote(place),
+            "sets are written to a local --out; copy the set there afterwards (text "
+            "may also be prepared with --beam)",
+        ),
+        (directory.exists() and not directory.is_dir(), "is a file; give --out a directory"),
+        (
+            others,
+            f"holds other files ({others and others[0].name}, ...); give --out a new directory",
+        ),
+    )
     plan = stored_object(folder / PLAN)
     continues = bool(plan) and plan == settings
     if not overwrite and ((directory / MANIFEST) in older or ((older or plan) and not continues)):
