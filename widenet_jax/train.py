@@ -25,6 +25,7 @@ from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.config.files import load_config
 from widenet_jax.config.imports import import_files, remember
 from widenet_jax.data.contract import Data
+from widenet_jax.data.foreign import try_objects
 from widenet_jax.data.pipeline import check_small_splits
 from widenet_jax.data.sources import open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError, naming_arguments
@@ -277,7 +278,7 @@ def train(
     from widenet_jax.inference.pretrained_config import set_fields
 
     config, splits = set_fields(config, flags, workdir=os.fspath(workdir)), None
-    check_objects(data, eval_data)
+    try_objects(data, eval_data)
     try:
         inspect.signature(on_evaluation).bind(0, {})
     except (TypeError, ValueError) as error:
@@ -287,22 +288,6 @@ def train(
         splits = data, eval_data
     how = {"splits": splits, "on_evaluation": on_evaluation, "extend": extend}
     return run(config, os.fspath(workdir), **how)
-
-
-def check_objects(data: Any, eval_data: Any) -> None:
-    """Raises BadInputError unless both splits are sequences of examples, or both None."""
-    if (data is None) != (eval_data is None):
-        raise BadInputError("give both data and eval_data, or neither")
-    for name, one in {"data": data, "eval_data": eval_data}.items():
-        if isinstance(one, Mapping):
-            raise BadInputError(f"{name} is {type(one).__name__}; give a list of its examples")
-        if one is not None and not (hasattr(one, "__len__") and hasattr(one, "__getitem__")):
-            raise BadInputError(
-                f"{name} is {type(one).__name__}, without __len__ and __getitem__; give a list, "
-                f"such as list({name})"
-            )
-        if one is not None and len(one) == sys.maxsize:
-            raise BadInputError(f"{name} has no end; give it without repeat()")
 
 
 def same_on_all_hosts(config: ConfigDict, workdir: epath.Path, mode: str) -> dict[str, object]:

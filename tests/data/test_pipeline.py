@@ -62,11 +62,12 @@ def test_batches_hold_what_the_sampler_says(digits):
 )
 def test_arrays_of_another_form_are_refused(digits, change, words):
     """They would be broadcast, cut to whole numbers, or zeros in other examples."""
-    stacked, example = blocks.Stacked(2), {"x": np.arange(4), "y": np.int32(2)}
-    stacked.put(0, example, digits, 0)
-    stacked.put(1, example | {"y": 3}, digits, 1)
+    example = {"x": np.arange(4), "y": np.int32(2)}
+    rows = [(0, (0, example, [])), (1, (1, example | {"y": 3}, []))]
+    assert blocks.stacked(digits, 2, rows)["y"].tolist() == [2, 3]
+    rows[1] = (1, (1, example | change, []))
     with pytest.raises(BadInputError, match=f"{digits.describe(1)}: the transform gives .*{words}"):
-        stacked.put(1, example | change, digits, 1)
+        blocks.stacked(digits, 2, rows)
 
 
 def test_augmentation_differs_by_epoch_and_not_by_neighbours(digits):

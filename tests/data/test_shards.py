@@ -6,7 +6,6 @@ import operator
 import os
 import pickle
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,8 @@ from preparing import make_tfds, tfds_record, write_shard
 
 from widenet_jax.data import records
 from widenet_jax.data.contract import Source
-from widenet_jax.data.sources import build_source, check_slice
+from widenet_jax.data.labelled import class_problems
+from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadExampleError, BadInputError
 
 # --- Packed sets ----------------------------------------------------------------------------------
@@ -68,11 +68,12 @@ def test_a_slice_of_a_set_that_lies_class_by_class_is_refused(tmp_path, labels, 
     examples = [(label, png(label)) for label in labels]
     out = tmp_path / "set"
     records.write_set(out, {"train": examples}, class_names="abc", provenance={})
-    data = {"source": "array_record", "path": str(out)}
-    told = r"split 'train\[:2\]': the images of train lie class by class"
-    with pytest.raises(BadInputError, match=told) if refused_slice else nullcontext():
-        check_slice("train[:2]", build_source(data, "train[:2]"))
-    check_slice("train[:]", build_source(data, "train[:]"))
+    data = {"source": "array_record", "path": str(out), "train_split": "train[:]"}
+    told, whole = "split 'train[:2]': the images of train lie class by class", "train[:]"
+    for split, odd in (("train[:2]", refused_slice), (whole, False)):
+        sources = (build_source(data, name) for name in (whole, split))
+        problems = [*class_problems(*sources, data | {"eval_split": split})]
+        assert [problem.startswith(told) for problem in problems] == [True] * odd
 
 
 def test_a_damaged_shard_is_named(packed):

@@ -90,12 +90,8 @@ def open_input(path: str) -> BinaryIO:
 
 def read_input(path: str | os.PathLike) -> bytes:
     """Returns the content of a local or remote file; raises BadInputError if it is unreadable."""
-    try:
+    with refusing(f"{path}: cannot be read", OSError):
         return epath.Path(path).read_bytes() if is_remote(path) else read_regular(path)
-    except OSError as error:
-        raise BadInputError(
-            f"{path}: cannot be read ({error.strerror or str(error) or 'no answer'})"
-        ) from None
 
 
 def shards_text(paths: Iterable[str]) -> str:

@@ -57,13 +57,8 @@ _LABEL = struct.Struct("<I")
 SHARD_BYTES = 512 << 20
 
 
-def encode_record(label: int, image: bytes) -> bytes:
-    """Returns one record: the label, then the encoded image."""
-    return _LABEL.pack(label) + image
-
-
 def decode_record(record: bytes) -> tuple[int, bytes]:
-    """Returns (label, encoded image); the inverse of `encode_record`."""
+    """Returns the label and the encoded image of one record."""
     return _LABEL.unpack_from(record)[0], record[_LABEL.size :]
 
 
@@ -160,23 +155,8 @@ def new_set(
     Raises:
       BadInputError: the directory holds a set and overwrite is off, or holds other things.
     """
-    place, directory = directory, Path(directory)
+    older, directory = _older_files(directory), Path(directory)
     folder = directory / UNFINISHED
-    older = [path for pattern in OURS for path in directory.glob(pattern) if path != folder]
-    others = sorted({*directory.glob("*")} - {*older, folder})
-    refuse(
-        place if is_remote(place) else directory,
-        (
-            is_remote(place),
-            "sets are written to a local --out; copy the set there afterwards (text "
-            "may also be prepared with --beam)",
-        ),
-        (directory.exists() and not directory.is_dir(), "is a file; give --out a directory"),
-        (
-            others,
-            f"holds other files ({others and others[0].name}, ...); give --out a new directory",
-        ),
-    )
     plan = stored_object(folder / PLAN)
     continues = bool(plan) and plan == settings
     if not overwrite and ((directory / MANIFEST) in older or ((older or plan) and not continues)):
@@ -205,6 +185,22 @@ def new_set(
     for path in sorted(written, key=lambda path: path.name == MANIFEST):
         path.replace(directory / path.name)
     shutil.rmtree(folder)
+
+
+def _older_files(place: str | Path) -> list[Path]:
+    """Returns the files of a set in a directory; raises BadInputError where it holds others."""
+    directory = place if is_remote(place) else Path(place)
+    advice = "copy the set there afterwards (text may also be prepared with --beam)"
+    refuse(directory, (is_remote(place), f"sets are written to a local --out; {advice}"))
+    folder = directory / UNFINISHED
+    older = [path for pattern in OURS for path in directory.glob(pattern) if path != folder]
+    others = [path.name for path in sorted({*directory.glob("*")} - {*older, folder})]
+    refuse(
+        directory,
+        (directory.exists() and not directory.is_dir(), "is a file; give --out a directory"),
+        (others, f"holds other files ({''.join(others[:1])}, ...); give --out a new directory"),
+    )
+    return older
 
 
 def stored_object(path: Path) -> dict[str, Any]:
@@ -261,18 +257,16 @@ def _write_split(
     paths: list[Path] = []
     for first in examples:
         paths.append(folder / f"{split}-{len(paths):05d}")
+        count = size = 0
         # Random access needs groups of one record: a reader decompresses whole groups.
         writer = array_record_module.ArrayRecordWriter(str(paths[-1]), "group_size:1")
-        count = size = 0
-        try:
+        with contextlib.closing(writer):
             for label, image in itertools.chain([first], examples):
-                writer.write(encode_record(label, image))
+                writer.write(_LABEL.pack(label) + image)
                 count += 1
                 size += len(image)
                 if size >= shard_bytes:
                     break
-        finally:
-            writer.close()
         shards.append({"records": count, "bytes": paths[-1].stat().st_size})
     if not shards:
         raise BadInputError(f"split {split}: no images found; check its input")

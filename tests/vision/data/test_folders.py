@@ -15,14 +15,8 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from widenet_jax.data import records
-from widenet_jax.data.sources import (
-    build_source,
-    class_counts,
-    largest_share,
-    missing_classes,
-    open_data,
-    overview,
-)
+from widenet_jax.data.labelled import class_counts, largest_share, missing_classes
+from widenet_jax.data.sources import build_source, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data import files
 from widenet_jax.vision.data.folders import Holdout

@@ -131,5 +131,5 @@ def draw_overlay_of_source(trained: Trained, out: epath.Path, num_images: int) -
         return trained.class_names[example["label"]], picture, route(picture)
 
     skip = skips(trained.config.data.on_bad_example)
-    images = [read(source, record, routed, [], skip=skip) for record in chosen.tolist()]
+    images = [read(source, record, routed, skip=skip)[0] for record in chosen.tolist()]
     draw_overlay(trained, images, out)
