@@ -10,7 +10,7 @@ from typing import Any
 from etils import epath
 
 from widenet_jax.corpus.files import UTF16, decoded, opened
-from widenet_jax.errors import BadInputError, BadRowsError, refusing
+from widenet_jax.errors import BadInputError, BadRowsError, refuse, refusing
 
 Columns = dict[str, list[Any]]  # of equal length, by name
 _MAX_CELL = 1 << 30
@@ -50,12 +50,10 @@ def from_csv(file: epath.Path) -> Columns:
     csv.field_size_limit(_MAX_CELL)  # by default 128 KiB, and documents may be longer
     text = read_text(file)
     header = text.partition("\n")[0]
+    advice = "save the table with commas between the columns as .csv, or with tabs as .tsv"
     for separator, name in ((";", "semicolons"), ("\t", "tabs")):
-        if separator in header and "," not in header:
-            raise BadInputError(
-                f"{file}: its header has {name} and no commas; save the table with commas between "
-                "the columns as .csv, or with tabs as .tsv"
-            )
+        other = separator in header and "," not in header
+        refuse(file, (other, f"its header has {name} and no commas; {advice}"))
     reader, first, lines = csv.reader(io.StringIO(text, newline=""), strict=True), 1, []
     try:
         for row in reader:
@@ -69,10 +67,8 @@ def from_csv(file: epath.Path) -> Columns:
 def _by_header(lines: Iterable[tuple[int, Sequence[str]]], file: epath.Path) -> Columns:
     """Returns columns from rows, each with the number of its first line."""
     (_, header), *rows = lines
-    if not any(header):
-        raise BadInputError(f"{file}: empty")
-    if len(set(header)) < len(header):
-        raise BadInputError(f"{file}: two columns have the same name; there are {shown(header)}")
+    twice = f"two columns have the same name; there are {shown(header)}"
+    refuse(file, (not any(header), "empty"), (len(set(header)) < len(header), twice))
     if odd := [
         f"{file} line {number}: {len(row)} columns, and the header names {len(header)} "
         f"({shown(header)})"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.contract import OF_THE_RUN, Source, Stream
+from widenet_jax.data.contract import OF_THE_RUN
 from widenet_jax.data.labelled import check_class_names
 from widenet_jax.errors import BadInputError, first_line, raise_first
 from widenet_jax.specs import task_spec
@@ -22,7 +22,7 @@ TAKEN = OF_THE_RUN | {"environment", "result"}  # keys of no `info`
 
 
 def try_objects(data: Any, eval_data: Any) -> None:
-    """Raises BadInputError unless both splits are sequences of examples, or both None."""
+    """Tries what `widenet_jax.train` is given; raises BadInputError unless both are sequences."""
     raise_first(_wrong_with_objects(data, eval_data))
 
 
@@ -52,7 +52,7 @@ def example_at(examples: Any, index: int, name: str) -> Any:
 
 
 def try_source(source: Any, where: str, config: Any) -> None:
-    """Raises BadInputError where an object is no source of a run's task.
+    """Tries an object that must be a source of a run's task; raises BadInputError where it is none.
 
     Transforms check the examples.
     """
@@ -90,14 +90,10 @@ def _wrong_with(source: Any, where: str, config: Any) -> Iterator[str]:
             yield ": info['class_names'] must be a list of names"
         check_class_names(info["class_names"], where)
 
-
-def try_windows(train: Source, evaluation: Source, data: Mapping[str, Any]) -> None:
-    """Raises BadInputError where a stream's windows are not T tokens and the one after them."""
-    streams, T = {"training": train, "evaluation": evaluation}, data.get("max_length", 0)
-    for name, stream in streams.items() if isinstance(train, Stream) else ():
-        shape = np.shape(stream.read_windows(np.zeros(1, np.int64)))
+    if spec.stream:
+        T, shape = config.data.max_length, np.shape(source.read_windows(np.zeros(1, np.int64)))
         if shape != (1, T + 1):
-            raise BadInputError(
-                f"{name} data: read_windows of one index returns an array {list(shape)}; it must "
-                f"be [1, {T + 1}], config.data.max_length={T} tokens and the one after"
+            yield (
+                f": read_windows of one index returns an array {list(shape)}; it must be "
+                f"[1, {T + 1}], config.data.max_length={T} tokens and the one after"
             )

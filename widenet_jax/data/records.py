@@ -79,11 +79,9 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
         another kind; or as `files.readable`.
     """
     path = readable(directory) / MANIFEST
-    if not path.exists():
-        raise BadInputError(
-            f"{directory}: no {MANIFEST}, so not a (finished) packed set; write one with "
-            "scripts/prepare_data.py, or choose another config.data.source"
-        )
+    advice = "write one with scripts/prepare_data.py, or choose another config.data.source"
+    absent = f"no {MANIFEST}, so not a (finished) packed set; {advice}"
+    refuse(directory, (not path.exists(), absent))
     content = read_input(path)
     with refusing(f"{path}: not valid JSON", ValueError, TypeError, advice=AGAIN):
         manifest = dict(parse_json(content))
@@ -93,13 +91,9 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
         problem = _problem(manifest, *NEEDED.get(found, ((), ())))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{type(error).__name__}: {first_line(error)}"
-    if problem:
-        raise BadInputError(f"{path}: damaged ({problem}){AGAIN}")
-    if kind and found != kind:
-        raise BadInputError(
-            f"{directory}: a set of {found}, not of {kind}; read it with "
-            f"--config.data.source={SOURCE_OF.get(found, found)}"
-        )
+    refuse(path, (problem, f"damaged ({problem}){AGAIN}"))
+    advice = f"read it with --config.data.source={SOURCE_OF.get(found, found)}"
+    refuse(directory, (kind not in (None, found), f"a set of {found}, not of {kind}; {advice}"))
     return manifest
 
 
@@ -120,7 +114,7 @@ def _problem(manifest: Mapping[str, Any], of_set: Sequence[str], of_split: Seque
     return "" if splits else "ValueError: it names no split"
 
 
-def checked_shards(directory: str, split: str, shards: Sequence[Mapping[str, int]]) -> list[str]:
+def shard_paths(directory: str, split: str, shards: Sequence[Mapping[str, int]]) -> list[str]:
     """Returns the paths of a split's shards, each with the size that was written.
 
     Raises:
@@ -159,9 +153,9 @@ def new_set(
     folder = directory / UNFINISHED
     plan = stored_object(folder / PLAN)
     continues = bool(plan) and plan == settings
-    if not overwrite and ((directory / MANIFEST) in older or ((older or plan) and not continues)):
-        what = "a set of other inputs or settings" if settings else "a packed set"
-        raise BadInputError(f"{directory}: already holds {what}; pass --overwrite")
+    other = (directory / MANIFEST) in older or ((older or plan) and not continues)
+    what = "a set of other inputs or settings" if settings else "a packed set"
+    refuse(directory, (other and not overwrite, f"already holds {what}; pass --overwrite"))
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     if not continues:
         shutil.rmtree(folder, ignore_errors=True)
@@ -268,8 +262,7 @@ def _write_split(
                 if size >= shard_bytes:
                     break
         shards.append({"records": count, "bytes": paths[-1].stat().st_size})
-    if not shards:
-        raise BadInputError(f"split {split}: no images found; check its input")
+    refuse(f"split {split}", (not shards, "no images found; check its input"))
     for index, path in enumerate(paths):
         path.rename(folder / shard_name(split, index, len(paths)))
     return shards

@@ -144,7 +144,7 @@ class PackedSet(Packed):
         self.manifest = records.read_manifest(directory, kind)
         check_split(split, tuple(self.manifest["splits"]), f"config.data.path={directory}")
         shards = self.manifest["splits"][split]["shards"]
-        paths = records.checked_shards(directory, split, shards)
+        paths = records.shard_paths(directory, split, shards)
         # An input without a document of this split has made a shard without records.
         held = {path: s["records"] for path, s in zip(paths, shards, strict=True) if s["records"]}
         sizes, remedy = [*held.values()], "copy the shard again or prepare the set again"

@@ -13,7 +13,7 @@ from widenet_jax.data import labelled
 from widenet_jax.data.blocks import example_spec, skips
 from widenet_jax.data.contents import contents_sha256, same_examples
 from widenet_jax.data.contract import Data, DataInfo, Source, Stream, StreamInfo, Transform
-from widenet_jax.data.foreign import try_source, try_windows
+from widenet_jax.data.foreign import try_source
 from widenet_jax.data.labelled import LabelledImages, Subset, with_classes
 from widenet_jax.data.splits import SplitError, parse_slice, parts_of
 from widenet_jax.errors import BadInputError, raise_first, refuse
@@ -48,13 +48,11 @@ def build_source(
         source = resolve(spec.open)(data, whole, info or {})
         if bounds is None:
             return source
-        if not isinstance(source, LabelledImages):
-            raise SplitError(
-                f"config.data.source={data['source']}: has no slices such as {split!r}"
-            )
-        records = source.part(bounds)
+        images, where = isinstance(source, LabelledImages), f"config.data.source={data['source']}"
+        records = source.part(bounds) if images else ()
         if not len(records):
-            raise SplitError(f"split {split!r}: no image in this slice of {len(source):,}")
+            empty = f"split {split!r}: no image in this slice of {len(source):,}"
+            raise SplitError(empty if images else f"{where}: has no slices such as {split!r}")
     except SplitError as error:
         fields = [field for field in ("train_split", "eval_split") if data.get(field) == split]
         flags = ", ".join(f"--config.data.{field}" for field in fields)
@@ -88,11 +86,8 @@ def _misplaced(data: Mapping[str, Any]) -> Iterator[str]:
 
 def path_of(data: Mapping[str, Any]) -> str:
     """Returns `config.data.path`; raises BadInputError where it is empty."""
-    name = data["source"]
-    refuse(
-        f"config.data.source={name} needs a directory",
-        (not data.get("path"), "add --config.data.path=DIR"),
-    )
+    absent = f"config.data.source={data.get('source')} needs a directory"
+    refuse(absent, (not data.get("path"), "add --config.data.path=DIR"))
     return os.path.expanduser(data["path"])
 
 
@@ -150,13 +145,12 @@ def common_info(train: Source, evaluation: Source, data: Mapping[str, Any]) -> d
     info, theirs = dict(train.info), evaluation.info
     info |= {key: info[key] or theirs[key] for key in OF_EITHER_SPLIT if key in info}
     must_agree = [key for key in info if key not in OF_EITHER_SPLIT]
-    differing = [key for key in must_agree if info[key] != theirs.get(key)]
-    if differing:
-        raise BadInputError(
-            f"splits {data['train_split']} and {data['eval_split']} differ in {differing[0]}; "
-            "prepare both from the same set, or name other splits (config.data.train_split, "
-            "config.data.eval_split)"
-        )
+    raise_first(
+        f"splits {data['train_split']} and {data['eval_split']} differ in {key}; prepare both from "
+        "the same set, or name other splits (config.data.train_split, config.data.eval_split)"
+        for key in must_agree
+        if info[key] != theirs.get(key)
+    )
     return info
 
 
@@ -184,7 +178,6 @@ def open_splits(
     for source, place in zip(opened, places, strict=True):
         try_source(source, place, config)
     train, evaluation = opened
-    try_windows(train, evaluation, data)
     raise_first(labelled.class_problems(train, evaluation, data))
     if isinstance(train, LabelledImages) and train.class_names != evaluation.class_names:
         evaluation = with_classes(evaluation, train.class_names, place="training")
@@ -270,10 +263,8 @@ def examples_an_epoch(train: Source, config: Any) -> int:
     if not isinstance(train, Stream):
         return len(train)
     B = config.batch_size
-    if len(train) < B:
-        raise BadInputError(
-            f"config.batch_size={B}: the training split has {len(train):,} windows of "
-            f"config.data.max_length={config.data.max_length} tokens, too few for so many rows; "
-            "take fewer rows, shorter windows, or more text"
-        )
+    windows = f"{len(train):,} windows of config.data.max_length={config.data.max_length} tokens"
+    advice = "too few for so many rows; take fewer rows, shorter windows, or more text"
+    few = f"the training split has {windows}, {advice}"
+    refuse(f"config.batch_size={B}", (len(train) < B, few))
     return len(train) // B * B
