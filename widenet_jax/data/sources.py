@@ -119,21 +119,19 @@ def open_data(
         set that lies class by class, or there is a single class.
     """
     data = dict(config.data)
-    begun = workdir is not None and workdir.exists() and not may_replace(workdir)
     if data.get("tokenizer") == "":  # finetuning: the tokenizer of the model to start from
-        copied = begun and (workdir / TOKENIZER).exists()
-        data["tokenizer"] = (
-            str(workdir / TOKENIZER) if copied else split_checkpoint(config.init_from)[0]
-        )
+        data["tokenizer"] = split_checkpoint(config.init_from)[0]
+        begun = workdir is not None and workdir.exists() and not may_replace(workdir)
+        if begun and (workdir / TOKENIZER).exists():
+            data["tokenizer"] = str(workdir / TOKENIZER)
     train, evaluation = open_splits(config, data, splits)
     info = common_info(train, evaluation, data)
     if hashed:
         info["content_sha256"] = contents_sha256(train) + contents_sha256(evaluation)
     train_transform, eval_transform = build_transforms(config, train.info)
     example = example_spec(evaluation, eval_transform, skip=skips(config.data.on_bad_example))
-    counts = ()
-    if config.task.get("class_weights", "none") != "none":
-        counts = labelled.class_counts(train)
+    weighted = config.task.get("class_weights", "none") != "none"
+    counts = labelled.class_counts(train) if weighted else ()
     size = examples_an_epoch(train, config)
     stream, share = stream_info(train, evaluation), labelled.largest_share(evaluation)
     data_info = DataInfo(size, example, info, stream, counts, share)
