@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP, open_input
-from widenet_jax.errors import BadInputError, refusing
+from widenet_jax.errors import BadInputError, refuse, refusing
 
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # what such a file begins with
@@ -54,8 +54,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
     with open_input(path) as file, refusing(f"{path}: damaged or cut short", *damage):
         beginning = file.read(max(map(len, _COMPRESSED)))
         file.seek(0)
-        if beginning.startswith(ZIP):
-            raise BadInputError(f"{path}: a zip archive; unpack it first")
+        refuse(path, (beginning.startswith(ZIP), "a zip archive; unpack it first"))
         found = [opens for mark, opens in _COMPRESSED.items() if beginning.startswith(mark)]
         yield io.BufferedReader(found[0](file)) if found else file
 

@@ -13,7 +13,7 @@ from widenet_jax.corpus import readers
 from widenet_jax.corpus.chunking import Document
 from widenet_jax.corpus.files import NEWLINE, decoded, first_bytes, opened
 from widenet_jax.corpus.readers import Input, cut_long_line
-from widenet_jax.errors import BadInputError, refuse
+from widenet_jax.errors import refuse
 from widenet_jax.files import is_remote, readable
 
 # A set has at most one shard a unit, and training keeps every shard open.
@@ -44,8 +44,7 @@ def plan(
             found += _tfds_inputs(path, tfds_split)
         elif place.is_dir():
             visible = sorted(files_below(place))
-            if not visible:
-                raise BadInputError(f"{path}: holds no files")
+            refuse(path, (not visible, "holds no files"))
             files += visible
         else:
             files.append(path)

@@ -20,7 +20,7 @@ from widenet_jax.corpus.files import COMPRESSED_SUFFIXES, NEWLINE, decoded, firs
 from widenet_jax.corpus.sentences import paragraphs_of
 from widenet_jax.corpus.tables import Columns, from_csv, from_tsv, shown
 from widenet_jax.data.input_files import open_input, open_parquet
-from widenet_jax.errors import BadInputError, refusing
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import parse_json
 
 PARQUET_ROWS = 1024  # read at once
@@ -84,8 +84,7 @@ def texts(source: Input, column: str, bad: Bad = None) -> Texts:
                 yield from _read_text(decoded(line, where).rstrip("\r\n") for line in lines)
         return
     beginning = first_bytes(source.path).removeprefix(codecs.BOM_UTF8).lstrip().lower()
-    if kind := next((kind for mark, kind in MARKED.items() if beginning.startswith(mark)), None):
-        raise BadInputError(f"{source.path}: {kind}")
+    refuse(source.path, *((beginning.startswith(mark), kind) for mark, kind in MARKED.items()))
     yield from READERS[source.format](_decoded_lines(source.path, bad))
 
 
@@ -227,9 +226,8 @@ def _parquet(source: Input, column: str, bad: Bad) -> Lines:
     path, row = source.path, 0
     with open_input(path) as content, open_parquet(content, path) as file:
         names = file.schema_arrow.names
-        if column not in names:
-            known = f"there are {', '.join(names)} ({CHOOSE})"
-            raise BadInputError(f"{path}: no column {column!r}; {known}")
+        known = f"there are {', '.join(names)} ({CHOOSE})"
+        refuse(path, (column not in names, f"no column {column!r}; {known}"))
         for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
             for cell in batch.column(0):
                 where = f"{path} record {row}"
@@ -251,9 +249,8 @@ def _text_of_cell(cell: Any, where: str, column: str) -> bytes:
 def _table(source: Input, column: str, _: Bad) -> Lines:
     """Reads a column of a table, whole, as training and `check` do."""
     columns = TABLES[source.format](epath.Path(source.path))
-    if column not in columns:
-        known = f"there are {shown(list(columns))} ({CHOOSE})"
-        raise BadInputError(f"{source.path}: no column {column!r}; {known}")
+    known = f"there are {shown(list(columns))} ({CHOOSE})"
+    refuse(source.path, (column not in columns, f"no column {column!r}; {known}"))
     for number, text in enumerate(columns[column], 1):
         yield text.encode(), f"{source.path} row {number}"
 

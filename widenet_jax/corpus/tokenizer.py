@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 
 from widenet_jax.corpus import tokenizer_files
-from widenet_jax.errors import BadInputError, refusing
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import TOKENIZER as FILE
 from widenet_jax.files import matching, readable
 
@@ -228,11 +228,9 @@ def load_tokenizer(path: str) -> Tokenizer:
 def load_written_tokenizer(directory: str, sha256: str) -> Tokenizer:
     """Loads the tokenizer of a prepared set; raises BadInputError unless it has this hash."""
     tokenizer = load_tokenizer(os.path.join(directory, FILE))
-    if tokenizer.sha256 != sha256:
-        raise BadInputError(
-            f"{directory}/{FILE}: not the tokenizer that the set was prepared with; put that one "
-            "back, or prepare the set again"
-        )
+    other = "not the tokenizer that the set was prepared with"
+    advice = "put that one back, or prepare the set again"
+    refuse(f"{directory}/{FILE}", (tokenizer.sha256 != sha256, f"{other}; {advice}"))
     return tokenizer
 
 

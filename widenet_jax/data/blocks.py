@@ -292,8 +292,14 @@ def skips(on_bad_example: str) -> bool:
     return choose(choices, on_bad_example, field="config.data.on_bad_example")
 
 
-def check_bad(bad: int, seen: int, *, num_examples: int, limit: float, what: str) -> None:
-    """Raises RunFailedError where too large a share of the examples of a split is unreadable.
+def check_bad(*counts: int, **split: Any) -> None:
+    """Raises RunFailedError for the line of `too_many_bad`."""
+    if problem := too_many_bad(*counts, **split):
+        raise RunFailedError(problem)
+
+
+def too_many_bad(bad: int, seen: int, *, num_examples: int, limit: float, what: str) -> str:
+    """Returns a line where too large a share of the examples of a split is unreadable, else "".
 
     Args:
       bad: how many were unreadable.
@@ -305,11 +311,11 @@ def check_bad(bad: int, seen: int, *, num_examples: int, limit: float, what: str
     few = min(FEW_BAD, FEW_BAD_SHARE * num_examples)
     allowed = max(limit * num_examples, few) if limit else 0.0
     if bad <= allowed * max(seen / num_examples, 1):
-        return
+        return ""
     why = f"; of small sets {FEW_BAD}, but no more than {FEW_BAD_SHARE:.0%}"
     setting = f"config.data.max_bad_fraction={limit:g}"
     setting += why if allowed > limit * num_examples else ""
-    raise RunFailedError(
+    return (
         f"{bad:,} of {seen:,} {what} could not be read; in each pass at most {int(allowed):,} of "
         f"{num_examples:,} may be ({setting}); mend the data (the notes of this start and earlier "
         "ones name them, on several hosts each its own) or allow them: "

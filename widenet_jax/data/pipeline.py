@@ -23,8 +23,8 @@ from absl import flags
 
 from widenet_jax.config.machine import usable_cores
 from widenet_jax.data import blocks
-from widenet_jax.data.contract import Batch, Data, Source, Stream
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.data.contract import Batch, Data, Source, Stream, Transform
+from widenet_jax.errors import BadInputError
 
 MAX_THREADS = 16
 SMALL_SPLIT = 1000  # examples that are read before the first step
@@ -163,25 +163,27 @@ def check_small_splits(
       BadInputError: so many cannot be read that a run would end; the first were passed to `note`.
     """
     for split, kind in ((data.train, "training"), (data.eval, "evaluation")):
-        size, messages = len(split), [*getattr(split, "problems", ())]
-        if not hasattr(split, "problems"):
-            if isinstance(split, Stream) or size > SMALL_SPLIT:
-                continue
-            B = blocks.EXAMPLES_PER_BLOCK
-            how = {"batch_size": B, "positions": np.arange(B), "transform": data.eval_transform}
-            how |= reading(config) | {"num_workers": 0, "on_message": messages.append}
-            with eval_batches(split, **how) as batches:
-                for _ in batches:  # each example that cannot be read has one message
-                    pass
-        limit, what = config["max_bad_fraction"], f"{kind} {unit}"
-        try:
-            blocks.check_bad(len(messages), size, num_examples=size, limit=limit, what=what)
-        except RunFailedError as error:  # nothing has run yet
-            if more := messages[NAMED:]:
-                more = [f"{len(more):,} more; scripts/prepare_data.py check lists all"]
-            for message in messages[:NAMED] + more:
-                note(message)
-            raise BadInputError(str(error)) from None
+        size, lines = len(split), _unreadable(split, data.eval_transform, config)
+        split_of = {"num_examples": size, "limit": config["max_bad_fraction"]}
+        if problem := blocks.too_many_bad(len(lines), size, what=f"{kind} {unit}", **split_of):
+            if (more := len(lines) - NAMED) > 0:
+                lines[NAMED:] = [f"{more:,} more; scripts/prepare_data.py check lists all"]
+            for line in lines:
+                note(line)
+            raise BadInputError(problem)  # nothing has run yet
+
+
+def _unreadable(split: Source, transform: Transform, config: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each example that cannot be read, as the split knows or is soon read."""
+    lines = [*getattr(split, "problems", ())]
+    if not (hasattr(split, "problems") or isinstance(split, Stream) or len(split) > SMALL_SPLIT):
+        B = blocks.EXAMPLES_PER_BLOCK
+        how = {"batch_size": B, "positions": np.arange(B), "transform": transform}
+        how |= reading(config) | {"num_workers": 0, "on_message": lines.append}
+        with eval_batches(split, **how) as batches:
+            for _ in batches:  # each example that cannot be read has one message
+                pass
+    return lines
 
 
 POLL_SECONDS = 1.0
