@@ -82,7 +82,7 @@ def check_name(path: epath.PathLike) -> None:
 
 
 def require_gcsfs(what: str) -> None:
-    """Raises BadInputError unless gcsfs, which `what` needs, is there; sets it up.
+    """Sets up gcsfs, which `what` needs; raises BadInputError where it is not installed.
 
     With its cache it would answer from the first listing of a directory until the process ends, and
     miss what other hosts, TensorStore and launched runs write and rename there. Without a time

@@ -62,9 +62,7 @@ def try_source(source: Any, where: str, config: Any) -> None:
 def _wrong_with(source: Any, where: str, config: Any) -> Iterator[str]:
     """Yields what is wrong with a source, after its place."""
     spec = task_spec(config.task.name)
-    kind, parts = (
-        ("Stream", SOURCE_PARTS + STREAM_PARTS) if spec.stream else ("Source", SOURCE_PARTS)
-    )
+    kind, parts = "Stream" if spec.stream else "Source", SOURCE_PARTS + STREAM_PARTS * spec.stream
     if missing := [name for name in parts if not hasattr(source, name)]:
         yield (
             f" is {type(source).__name__}, without {', '.join(missing)}; the task {spec.name} "

@@ -98,7 +98,16 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
 
 
 def _problem(manifest: Mapping[str, Any], of_set: Sequence[str], of_split: Sequence[str]) -> str:
-    """Returns what is wrong with a manifest that must have these fields; raises some of it."""
+    """Returns what is wrong with a manifest, "" for nothing.
+
+    Args:
+      manifest: content of dataset.json.
+      of_set: fields that it must have.
+      of_split: fields that each of its splits must have.
+
+    Raises:
+      KeyError, TypeError, ValueError, AttributeError: a field is missing, or of a wrong type.
+    """
     splits, names = manifest["splits"].values(), manifest.get("class_names", [""])
     _ = [manifest[name] for name in of_set]
     if not isinstance(names, list) or not names:  # sets of text have none
