@@ -160,10 +160,8 @@ def is_gone(path: epath.Path) -> bool:
     """
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:  # writing there will tell
-        return False
+    except OSError as error:  # where it is another one, writing there will tell
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
     return False
 
 

@@ -62,13 +62,8 @@ def plan(
 
 def files_below(place: epath.Path) -> Iterator[str]:
     """Yields the files in a directory and those below it, except hidden ones."""
-    for entry in place.iterdir():
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from files_below(entry)
-        else:
-            yield str(entry)
+    for entry in (entry for entry in place.iterdir() if not entry.name.startswith(".")):
+        yield from files_below(entry) if entry.is_dir() else [str(entry)]
 
 
 def _tfds_inputs(path: str, split: str) -> list[Input]:

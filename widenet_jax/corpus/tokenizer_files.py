@@ -217,9 +217,7 @@ _SENTENCEPIECE = {"[PAD]": "<pad>", "[UNK]": "<unk>"}
 
 def _score(piece: Any) -> float:
     text = piece.piece
-    if len(text) > 1 and text[-1] == "," and text[-2].isdigit():
-        return _NEVER
-    return piece.score
+    return _NEVER if text[-1:] == "," and text[-2:-1].isdigit() else piece.score
 
 
 def _has_capitals(pieces: Iterable[str]) -> bool:

@@ -1,5 +1,6 @@
 """Sources of labelled images, parts of them, other labels for them; and the classes of splits."""
 
+import contextlib
 import itertools
 import operator
 import reprlib
@@ -16,7 +17,6 @@ from widenet_jax.data.splits import parse_slice, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, raise_first
 from widenet_jax.files import is_text
 
-UINT8 = np.dtype(np.uint8)
 ORDER_PROBES = 256  # records that are read to see the order of a set
 LABELS_READ = 512  # of a packed set, at the start of a run
 
@@ -65,16 +65,13 @@ class LabelledImages:
 def label_of(example: Example, num_classes: int) -> int:
     """Returns an example's label; raises BadExampleError where it is the number of no class."""
     label = example.get("label")
-    try:
-        number = operator.index(label)
-    except TypeError:
-        number = -1
-    if not 0 <= number < num_classes:
-        raise BadExampleError(
-            f"{example['where']}: its label is {reprlib.repr(label)}; give its class's place in "
-            f"info['class_names'], a whole number from 0 to {num_classes - 1}"
-        )
-    return number
+    with contextlib.suppress(TypeError):
+        if 0 <= (number := operator.index(label)) < num_classes:
+            return number
+    raise BadExampleError(
+        f"{example['where']}: its label is {reprlib.repr(label)}; give its class's place in "
+        f"info['class_names'], a whole number from 0 to {num_classes - 1}"
+    )
 
 
 def known_labels(source: Source) -> np.ndarray | None:
@@ -102,7 +99,7 @@ def checked_pixels(image: Any, others: str = "a path, an image of Pillow") -> np
     pixels = np.asarray(image)
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     fits = pixels.ndim == 3 and pixels.shape[2] in (1, 3)
-    if pixels.dtype != UINT8 or not fits or not pixels.size:
+    if pixels.dtype != np.uint8 or not fits or not pixels.size:
         raise BadInputError(
             f"an image is an array {pixels.dtype} {list(pixels.shape)}; give {others}, or uint8 "
             "[height, width, 3] or [height, width]"
@@ -139,7 +136,7 @@ class Subset(LabelledImages):
         source: LabelledImages,
         records: np.ndarray,
         class_names: Sequence[str],
-        labels: Sequence[int] | np.ndarray,
+        labels: Sequence[int],
     ):
         self.source, self.records, self.class_names = source, records, tuple(class_names)
         self.labels = np.asarray(labels, np.int32)
