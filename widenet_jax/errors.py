@@ -142,6 +142,13 @@ def known_names(name: str, known: Collection[str], *, within: str = "") -> str:
     return f"{meant}there are {', '.join(within + one for one in known)}"
 
 
+def refuse(place: object, *rows: tuple[object, str]) -> None:
+    """Raises BadInputError, naming the place, for the first row (wrong, problem) that is wrong."""
+    for wrong, problem in rows:
+        if wrong:
+            raise BadInputError(f"{place}: {problem}")
+
+
 def check_whole(name: str, value: object, *, least: int) -> None:
     """Raises BadArgumentError where an argument is no whole number, or below `least`."""
     if not isinstance(value, Integral) or value < least:
