@@ -6,7 +6,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from widenet_jax.data.labelled import (
 from widenet_jax.data.records import MANIFEST
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
 from widenet_jax.data.splits import check_split, parse_slice, slice_of
-from widenet_jax.errors import BadExampleError, BadInputError, check_range
+from widenet_jax.errors import BadExampleError, BadInputError, check_range, refuse
 from widenet_jax.files import STARTS, is_remote
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -94,7 +94,6 @@ class ImageFolder(LabelledImages):
         Raises:
           BadInputError: `root` is no local directory, or has no such split, or it has no class.
         """
-        check_folder(root, "config.data.path=")
         holdout = holdout or Holdout(0.0)
         folder, divided = _split_folder(Path(root), split, holdout)
 
@@ -107,26 +106,30 @@ class ImageFolder(LabelledImages):
             found = {name: contents for name, contents in found.items() if any(contents)}
         _, beside = _contents(folder)
         loose = sum(kind_left_out(name) is None for name in beside)
-        if loose > sum(len(images) for images, _ in found.values()):
-            raise BadInputError(
-                f"{folder}: {loose:,} images lie in it itself, which is right for the folder of a "
-                "class; it must hold a folder for each class (or is config.data.path one too deep?)"
-            )
-        if not found:
-            raise BadInputError(
-                f"{folder}: has no class folders; images belong in {root}/SPLIT/CLASS/, or in "
-                f"{root}/CLASS/ with --{holdout.field}=0.1"
-            )
+        total = sum(len(images) for images, _ in found.values())
+        refuse(
+            folder,
+            (
+                loose > total,
+                f"{loose:,} images lie in it itself, which is right for the folder of a class; it "
+                "must hold a folder for each class (or is config.data.path one too deep?)",
+            ),
+            (
+                not found,
+                f"has no class folders; images belong in {root}/SPLIT/CLASS/, or in {root}/CLASS/ "
+                f"with --{holdout.field}=0.1",
+            ),
+        )
         others = {name: f"{kind} in no class" for name, kind in beside.items() if kind != "folder"}
         for name, (images, rest) in found.items():
             others |= rest
             there = "" if images else _images_below(folder, rest)
-            if not images and (divided or there):
-                raise BadInputError(
-                    f"{folder / names[name]}: no image in it ({', '.join(IMAGE_SUFFIXES)}), but "
-                    f"other files ({counts_text(Counter(rest.values()))}){there}; move, convert or "
-                    "remove them, or name the folder that holds the class folders"
-                )
+            problem = (
+                f"no image in it ({', '.join(IMAGE_SUFFIXES)}), but other files "
+                f"({counts_text(Counter(rest.values()))}){there}; move, convert or remove them, or "
+                "name the folder that holds the class folders"
+            )
+            refuse(folder / names[name], (not images and (divided or there), problem))
         self.class_names = tuple(found)
         check_class_names(self.class_names, folder)
         self._folder, self.note = str(folder), alike_text(self.class_names)
@@ -136,11 +139,9 @@ class ImageFolder(LabelledImages):
         if divided and not all(counts):
             self.split_advice = holdout.split_advice(root)
         if divided and holdout.fraction < 1:
-            total = sum(len(images) for images, _ in found.values())
             self.note = "\n".join(filter(None, [_unused(folder, root, holdout), self.note]))
-            self.part_of = (
-                f"of {total:,}: --{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
-            )
+            how = f"--{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
+            self.part_of = f"of {total:,}: {how}"
         self.record_labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self.left_out = Counter(kind for name, kind in others.items() if inside(name))
 
@@ -152,11 +153,9 @@ class ImageFolder(LabelledImages):
         try:
             return {"image": read_photo(path), "label": int(self.record_labels[index])}
         except BadExampleError:
-            if os.path.isdir(folder := os.path.dirname(path)):
-                raise
-            raise BadInputError(
-                f"{folder}: class folder is gone; is its disk still there?"
-            ) from None
+            gone = not os.path.isdir(folder := os.path.dirname(path))
+            refuse(folder, (gone, "class folder is gone; is its disk still there?"))
+            raise
 
     def describe(self, index: int) -> str:
         return f"{self._folder}/{self._files[index]}"
@@ -197,22 +196,22 @@ def read_photo(path: str | os.PathLike) -> bytes:
 
 def check_folder(root: str, field: str = "") -> None:
     """Raises BadInputError unless `root`, which `field` names, is a local folder and not packed."""
-    if is_remote(root):
-        raise BadInputError(
-            f"{field}{root}: image folders are read from local disks only; pack it on a machine "
-            "that has it (scripts/prepare_data.py image_folder) and give the packed set, also on "
-            "gs://, with --config.data.source=array_record --config.data.eval_fraction=0"
-        )
-    if not Path(root).is_dir():
-        problem = (
-            "a file; give a folder of class folders" if Path(root).exists() else "no such directory"
-        )
-        raise BadInputError(f"{field}{root}: {problem}")
-    if (Path(root) / MANIFEST).exists() and not _subfolders(Path(root)):
-        raise BadInputError(
-            f"{field}{root}: a packed set, not a folder of class folders; read it with "
-            "--config.data.source=array_record --config.data.eval_fraction=0"
-        )
+    place, packed = Path(root), "--config.data.source=array_record --config.data.eval_fraction=0"
+    refuse(
+        f"{field}{root}",
+        (
+            is_remote(root),
+            "image folders are read from local disks only; pack it on a machine that has it "
+            "(scripts/prepare_data.py image_folder) and give the packed set, also on gs://, with "
+            + packed,
+        ),
+        (place.exists() and not place.is_dir(), "a file; give a folder of class folders"),
+        (not place.is_dir(), "no such directory"),
+        (
+            (place / MANIFEST).exists() and not _subfolders(place),
+            f"a packed set, not a folder of class folders; read it with {packed}",
+        ),
+    )
 
 
 def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
@@ -233,20 +232,26 @@ def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
     return sorted(images), others
 
 
-def walk(root: str) -> Iterator[str]:
-    """Yields the files under a folder, and the folders that are empty, in sorted order."""
-    seen = set()
-    for folder, folders, names in os.walk(root, followlinks=True):
+def files_below(root: str) -> tuple[list[str], dict[str, str], list[str]]:
+    """Returns the images under a folder, the kinds of other files, and the folders that are empty.
+
+    All are in sorted order. Of a file, which may be one or the other, it returns the file.
+    """
+    images, left_out, empty, seen = [], {}, [], set()
+    alone = [(os.path.dirname(root), [], [os.path.basename(root)])]
+    walk = os.walk(root, followlinks=True) if os.path.isdir(root) else alone
+    for folder, folders, names in walk:
         folders.sort()
         real = os.path.realpath(folder)
         if real in seen:  # a link back to a folder above
             folders.clear()
             continue
         seen.add(real)
-        if not folders and not names:
-            yield folder
-        for name in sorted(names):
-            yield os.path.join(folder, name)
+        empty += [] if folders or names else [folder]
+        paths = {os.path.join(folder, name): kind_left_out(name) for name in sorted(names)}
+        images += [path for path, kind in paths.items() if kind is None]
+        left_out |= {path: kind for path, kind in paths.items() if kind}
+    return images, left_out, empty
 
 
 def kind_left_out(name: str) -> str | None:
@@ -269,24 +274,24 @@ def splits_of(root: str, holdout: Holdout) -> list[str]:
 
 def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]:
     """Returns the folder that holds the classes of a split, and whether it holds both splits."""
-    parts = (holdout.train_split, holdout.eval_split)
+    parts, place = (holdout.train_split, holdout.eval_split), f"config.data.path={root}"
     if not holdout.fraction or split not in parts or _is_split(root, holdout):
         splits = _subfolders(root)
-        if split not in splits and not any(_has_classes(root / name) for name in splits):
-            raise BadInputError(
-                f"config.data.path={root}: no split {split!r}; its folders hold no class folders, "
-                f"so if they are the classes, add --{holdout.field}=0.1 to hold a tenth of the "
-                "images out for evaluation"
-            )
-        check_split(split, splits, f"config.data.path={root}")
-        return root / split, False
-    if holdout.train_split == holdout.eval_split:
-        raise BadInputError(
-            f"config.data.path={root}: --{holdout.field}={holdout.fraction:g} divides the images "
-            f"in two, and the splits for training and evaluation are both {split!r}; name two (a "
-            f"slice takes a part of one), or take slices of images in {root}/{split}/CLASS; all "
-            f"images are evaluated with --{holdout.field}=1 alone"
+        problem = (
+            f"no split {split!r}; its folders hold no class folders, so if they are the classes, "
+            f"add --{holdout.field}=0.1 to hold a tenth of the images out for evaluation"
         )
+        inner = any(_has_classes(root / name) for name in splits)
+        refuse(place, (split not in splits and not inner, problem))
+        check_split(split, splits, place)
+        return root / split, False
+    problem = (
+        f"--{holdout.field}={holdout.fraction:g} divides the images in two, and the splits for "
+        f"training and evaluation are both {split!r}; name two (a slice takes a part of one), or "
+        f"take slices of images in {root}/{split}/CLASS; all images are evaluated with "
+        f"--{holdout.field}=1 alone"
+    )
+    refuse(place, (parts[0] == parts[1], problem))
     train = root / holdout.train_split
     return (train if _has_classes(train) else root), True
 
@@ -322,11 +327,12 @@ def _class_folders(folder: Path) -> dict[str, str]:
     """Returns the folder of each class, by its name in composed letters (NFC)."""
     folders = _subfolders(folder)
     names = {unicodedata.normalize("NFC", name): name for name in folders}
-    if odd := {*folders} - {*names.values()}:
-        raise BadInputError(
-            f"{folder}: two folders have the name {odd.pop()}, one with composed letters and one "
-            "with decomposed ones; move the images of both into one"
-        )
+    odd = {*folders} - {*names.values()}
+    problem = (
+        f"two folders have the name {''.join([*odd][:1])}, one with composed letters and one with "
+        "decomposed ones; move the images of both into one"
+    )
+    refuse(folder, (odd, problem))
     return names
 
 
@@ -350,6 +356,7 @@ def _subfolders(folder: Path) -> list[str]:
 
 def open_folder(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> ImageFolder:
     """Opens a split of an image folder; see `specs.SourceSpec`."""
-    fraction = data.get("eval_fraction", 0.0)
+    root, fraction = path_of(data), data.get("eval_fraction", 0.0)
+    check_folder(root, "config.data.path=")
     names = [parse_slice(data.get(f"{part}_split", part))[0] for part in ("train", "eval")]
-    return ImageFolder(path_of(data), split, Holdout(fraction, *names))
+    return ImageFolder(root, split, Holdout(fraction, *names))
