@@ -149,6 +149,20 @@ def refuse(place: object, *rows: tuple[object, str]) -> None:
             raise BadInputError(f"{place}: {problem}")
 
 
+@contextmanager
+def reading(problem: str, advice: str = "") -> Iterator[None]:
+    """Turns any error of a block into BadInputError: "PROBLEM (its first line)ADVICE".
+
+    For libraries that raise errors of many kinds at damaged files.
+    """
+    try:
+        yield
+    except BadInputError:
+        raise
+    except Exception as error:
+        raise BadInputError(f"{problem} ({first_line(error)}){advice}") from None
+
+
 def check_whole(name: str, value: object, *, least: int) -> None:
     """Raises BadArgumentError where an argument is no whole number, or below `least`."""
     if not isinstance(value, Integral) or value < least:

@@ -12,15 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from widenet_jax.data import labelled
 from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import (
-    LabelledImages,
-    alike_text,
-    check_class_names,
-    counts_text,
-    names_text,
-)
 from widenet_jax.data.records import MANIFEST
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
 from widenet_jax.data.splits import check_split, parse_slice, slice_of
@@ -77,7 +71,7 @@ class Holdout:
         return f"set another --{self.field}, or divide the images yourself, into {parts}"
 
 
-class ImageFolder(LabelledImages):
+class ImageFolder(labelled.LabelledImages):
     """Image files in `root/split/class/`, ImageNet's layout, or in `root/class/` with a holdout.
 
     Classes and files come in sorted order.
@@ -124,15 +118,15 @@ class ImageFolder(LabelledImages):
         for name, (images, rest) in found.items():
             others |= rest
             there = "" if images else _images_below(folder, rest)
+            kinds = labelled.counts_text(Counter(rest.values()))
             problem = (
-                f"no image in it ({', '.join(IMAGE_SUFFIXES)}), but other files "
-                f"({counts_text(Counter(rest.values()))}){there}; move, convert or remove them, or "
-                "name the folder that holds the class folders"
+                f"no image in it ({', '.join(IMAGE_SUFFIXES)}), but other files ({kinds}){there}; "
+                "move, convert or remove them, or name the folder that holds the class folders"
             )
             refuse(folder / names[name], (not images and (divided or there), problem))
         self.class_names = tuple(found)
-        check_class_names(self.class_names, folder)
-        self._folder, self.note = str(folder), alike_text(self.class_names)
+        labelled.check_class_names(self.class_names, folder)
+        self._folder, self.note = str(folder), labelled.alike_text(self.class_names)
         chosen = [[file for file in images if inside(file)] for images, _ in found.values()]
         self._files = [file for images in chosen for file in images]
         counts = [len(images) for images in chosen]
@@ -312,7 +306,7 @@ def _unused(folder: Path, root: str, holdout: Holdout) -> str:
     best = next((name for name in unused if name.startswith("val")), unused[0])
     return (
         f"{folder.parent}: {holdout.eval_split} is a part of {folder.name}; not used: "
-        f"{names_text(unused)} (--config.data.eval_split={best} evaluates {best})"
+        f"{labelled.names_text(unused)} (--config.data.eval_split={best} evaluates {best})"
     )
 
 

@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 
 from widenet_jax.config.parser import Options
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, class_names, open_input, open_parquet
-from widenet_jax.errors import BadInputError, first_line, refuse
+from widenet_jax.errors import BadInputError, reading, refuse
 from widenet_jax.vision.prepare.packing import Converted, Images, check_labels, joined
 
 MAX_TABLE_BYTES = 256 << 20  # of the offsets, labels and class names of a pack
@@ -66,14 +66,9 @@ def png(pixels: np.ndarray) -> bytes:
 
 @contextlib.contextmanager
 def _open_pack(path: str) -> Iterator[Any]:
-    try:
-        with open_input(path) as file, np.load(file, allow_pickle=False) as pack:
-            yield pack
-    except BadInputError:
-        raise
-    except Exception as error:  # zipfile and NumPy's parser raise many kinds
-        reason = first_line(error)
-        raise BadInputError(f"{path}: damaged, or not an .npz pack ({reason})") from None
+    damaged = reading(f"{path}: damaged, or not an .npz pack")
+    with damaged, open_input(path) as file, np.load(file, allow_pickle=False) as pack:
+        yield pack
 
 
 @contextlib.contextmanager

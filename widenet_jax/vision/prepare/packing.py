@@ -23,18 +23,10 @@ import numpy as np
 import tqdm
 
 from widenet_jax.config.parser import Options, show
-from widenet_jax.data import records
+from widenet_jax.data import labelled, records
 from widenet_jax.data.blocks import in_threads, tried
 from widenet_jax.data.checks import Check
 from widenet_jax.data.input_files import shards_text
-from widenet_jax.data.labelled import (
-    LabelledImages,
-    alike_text,
-    check_class_names,
-    check_seen,
-    left_out_text,
-    names_text,
-)
 from widenet_jax.errors import (
     BadExampleError,
     BadInputError,
@@ -90,16 +82,18 @@ class Converted:
         seen = set().union(*(self.present[split] for split in train))
         every = set().union(*self.present.values())
         if train:
-            check_seen(train[0], *([self.class_names[k] for k in sorted(x)] for x in (seen, every)))
+            labelled.check_seen(
+                train[0], *([self.class_names[k] for k in sorted(x)] for x in (seen, every))
+            )
 
     def lines(self) -> list[str]:
         """Returns the notes, and lines on classes without images and on files left out."""
-        lines = [*self.notes, *filter(None, [alike_text(self.class_names)])]
+        lines = [*self.notes, *filter(None, [labelled.alike_text(self.class_names)])]
         every = range(len(self.class_names))
         for split, present in self.present.items():
             if lacking := [self.class_names[k] for k in every if k not in present]:
-                lines.append(f"{split} has no image of {names_text(lacking)}")
-        return lines + ([left_out_text(self.left_out)] if self.left_out else [])
+                lines.append(f"{split} has no image of {labelled.names_text(lacking)}")
+        return lines + ([labelled.left_out_text(self.left_out)] if self.left_out else [])
 
 
 class Images(NamedTuple):
@@ -160,7 +154,7 @@ def _names_of(labels: Mapping[str, set], names: Mapping[str, tuple[str, ...]]) -
     """Returns the class names of the labels of files, which have these names for integers."""
     found = set().union(*labels.values())
     problem = "labels are text in some files and integers in others; give text in all"
-    refuse(names_text([*names]), (len({*map(type, found)}) > 1, problem))
+    refuse(labelled.names_text([*names]), (len({*map(type, found)}) > 1, problem))
     if any(isinstance(label, str) for label in found):
         return tuple(sorted(found))
     (first, expected), *rest = names.items()
@@ -181,7 +175,7 @@ def read_set(options: Options) -> Converted | None:
     found = resolve(options.reader)(options)
     if found:
         place = options.input if isinstance(options.input, str) else " ".join(options.input)
-        check_class_names(found.class_names, place)
+        labelled.check_class_names(found.class_names, place)
     return found
 
 
@@ -206,12 +200,13 @@ def pack(options: Options) -> None:
     info |= {"damaged": damaged, "left_out": found.left_out, "notes": notes}
     show(options, info, "\n".join(lines + notes))
     if damaged:
-        text = f"left out {len(damaged):,} images that cannot be read: {names_text(damaged, '; ')}"
+        names = labelled.names_text(damaged, "; ")
+        text = f"left out {len(damaged):,} images that cannot be read: {names}"
         if not options.skip_bad:
             text = (
-                f"packed as they are, but cannot be read: {names_text(damaged, '; ')}. Training "
-                "stops at such an image, or replaces it with --config.data.on_bad_example=skip; "
-                "--skip_bad leaves them out here"
+                f"packed as they are, but cannot be read: {names}. Training stops at such an "
+                "image, or replaces it with --config.data.on_bad_example=skip; --skip_bad leaves "
+                "them out here"
             )
         print(f"warning: {text}", file=sys.stderr)
 
@@ -249,7 +244,7 @@ def decoded(image: bytes | str, where: str) -> Any:
     return files.decode(image, where)
 
 
-def examples_of(source: LabelledImages, labels: Sequence[int]) -> Iterator[tuple]:
+def examples_of(source: labelled.LabelledImages, labels: Sequence[int]) -> Iterator[tuple]:
     """Yields a source's examples as a `Converted` has them; `labels` has a new one for each."""
     for index in range(len(source)):
         example, problem = tried(source.__getitem__, index)
@@ -325,7 +320,7 @@ def read_image_folder(options: Options) -> Converted:
     present = {s: {labels[s][k] for k in source.record_labels} for s, source in found.items()}
     if (train := holdout.train_split) in found:
         seen = [class_names[k] for k in sorted(present[train])]
-        check_seen(train, seen, class_names, found[train].split_advice)
+        labelled.check_seen(train, seen, class_names, found[train].split_advice)
     return Converted(
         class_names,
         {split: examples_of(source, labels[split]) for split, source in found.items()},
