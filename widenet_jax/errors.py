@@ -149,20 +149,6 @@ def refuse(place: object, *rows: tuple[object, str]) -> None:
             raise BadInputError(f"{place}: {problem}")
 
 
-@contextmanager
-def reading(problem: str, advice: str = "") -> Iterator[None]:
-    """Turns any error of a block into BadInputError: "PROBLEM (its first line)ADVICE".
-
-    For libraries that raise errors of many kinds at damaged files.
-    """
-    try:
-        yield
-    except BadInputError:
-        raise
-    except Exception as error:
-        raise BadInputError(f"{problem} ({first_line(error)}){advice}") from None
-
-
 def check_whole(name: str, value: object, *, least: int) -> None:
     """Raises BadArgumentError where an argument is no whole number, or below `least`."""
     if not isinstance(value, Integral) or value < least:
@@ -222,6 +208,20 @@ def first_line(error: BaseException) -> str:
     silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     text = str(error).strip() or silent
     return text.splitlines()[0][:200]
+
+
+@contextmanager
+def refusing(what: object, *kinds: type[Exception], advice: str = "") -> Iterator[None]:
+    """Raises BadInputError in place of errors of some kinds: "WHAT (the error's first line)ADVICE".
+
+    Such as f"{path}: cannot be opened", OSError. A BadInputError stays as it is.
+    """
+    try:
+        yield
+    except BadInputError:
+        raise
+    except kinds as error:
+        raise BadInputError(f"{what} ({first_line(error)}){advice}") from None
 
 
 def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: str) -> None:

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import DataInfo
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import choose, refuse
 from widenet_jax.losses import LabelTask, batch_loss, smooth_labels, softmax_cross_entropy
 from widenet_jax.sharding import constrain
 from widenet_jax.task import Apply, Metrics, Rngs
@@ -64,11 +64,9 @@ class Classification(LabelTask):
         )
 
     def __post_init__(self) -> None:
-        if self.mixes and self.mixup_group_size < 2:
-            raise BadInputError(
-                f"{self.group_field}={self.mixup_group_size} must be at least 2: mixing needs a "
-                "partner; mixup_alpha=0 and cutmix_alpha=0 turn it off"
-            )
+        size = f"{self.group_field}={self.mixup_group_size} must be at least 2"
+        advice = "mixing needs a partner; mixup_alpha=0 and cutmix_alpha=0 turn it off"
+        refuse(size, (self.mixes and self.mixup_group_size < 2, advice))
 
     @property
     def mixes(self) -> bool:

@@ -335,7 +335,7 @@ def _has_classes(folder: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[os.DirEntry]:
-    """Lists the entries of a folder; raises BadInputError if it cannot be listed."""
+    """Lists the entries of a folder; raises BadInputError where it cannot."""
     try:
         return list(os.scandir(folder))
     except OSError as error:

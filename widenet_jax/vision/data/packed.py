@@ -10,7 +10,7 @@ from widenet_jax.data.labelled import LabelledImages, check_class_names
 from widenet_jax.data.shards import Packed, PackedSet, Shards
 from widenet_jax.data.sources import path_of
 from widenet_jax.data.splits import check_part, check_split, parts_of
-from widenet_jax.errors import BadInputError, reading, refuse
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import readable
 
 
@@ -46,7 +46,7 @@ class Tfds(Packed, LabelledImages):
         label = name or path
         command = f"python scripts/prepare_data.py tfds {label}"
         advice = f"; prepare it where TensorFlow is installed: {command}"
-        opening = partial(reading, f"TFDS {label}: not readable", advice)
+        opening = partial(refusing, f"TFDS {label}: not readable", Exception, advice=advice)
         readable(path)  # refuses a place that TFDS cannot read
         with opening():
             if name:

@@ -24,7 +24,7 @@ import numpy as np
 from widenet_jax.config.parser import Options
 from widenet_jax.corpus.files import decoded, opened
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, read_input
-from widenet_jax.errors import BadInputError, reading, refuse
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.vision.data.folders import kind_left_out
 from widenet_jax.vision.prepare.arrays import png
 from widenet_jax.vision.prepare.packing import Converted, Images, check_labels, composed, joined
@@ -278,7 +278,7 @@ def read_cifar10_binary(options: Options) -> Converted:
     train = [name for name in CIFAR_TRAIN if name in files]
     lacking = "holds no data_batch_*.bin and test_batch.bin; download cifar-10-binary.tar.gz"
     refuse(archive, (not train or CIFAR_TEST not in files, lacking))
-    with reading(f"{archive}:{CIFAR_NAMES}: not UTF-8 text"):
+    with refusing(f"{archive}:{CIFAR_NAMES}: not UTF-8 text", UnicodeDecodeError):
         names = tuple(files.get(CIFAR_NAMES, b"").decode().split())
     names = names or tuple(map(str, range(CIFAR_CLASSES)))
 

@@ -12,8 +12,8 @@ from numpy.lib import format as npy
 
 from widenet_jax.config.parser import Options
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, class_names, open_input, open_parquet
-from widenet_jax.errors import BadInputError, reading, refuse
-from widenet_jax.vision.prepare.packing import Converted, Images, check_labels, joined
+from widenet_jax.errors import BadInputError, refuse, refusing
+from widenet_jax.vision.prepare.packing import Converted, Images, check_labels, composed, joined
 
 MAX_TABLE_BYTES = 256 << 20  # of the offsets, labels and class names of a pack
 MAX_CLASSES = 1_000_000  # a label that a damaged file holds must not size the table of class names
@@ -55,7 +55,7 @@ def _read_pack(path: str) -> Images:
             with _open_images(pack) as (content, _):
                 yield from zip(labels.tolist(), map(content.read, sizes.tolist()), strict=True)
 
-    return Images(names, {*labels.tolist()}, len(labels), rows)
+    return Images(names, {*map(composed, labels.tolist())}, len(labels), rows)
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -66,7 +66,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 @contextlib.contextmanager
 def _open_pack(path: str) -> Iterator[Any]:
-    damaged = reading(f"{path}: damaged, or not an .npz pack")
+    damaged = refusing(f"{path}: damaged, or not an .npz pack", Exception)
     with damaged, open_input(path) as file, np.load(file, allow_pickle=False) as pack:
         yield pack
 
@@ -153,8 +153,15 @@ def read_parquet(options: Options) -> Converted:
 
 def _read_table(path: str, columns: list[str]) -> Images:
     with _open_table(path) as file:
-        _check_columns(file.schema_arrow, path, *columns)
-        names = class_names(file.schema_arrow.metadata, columns[1])
+        schema = file.schema_arrow
+        for column, option in zip(columns, ("--image-column", "--label-column"), strict=True):
+            known = f"there are {', '.join(schema.names)} (choose with {option})"
+            refuse(path, (schema.names.count(column) != 1, f"no column {column!r}; {known}"))
+        image, label = (schema.field(column).type for column in columns)
+        needs = f"column {columns[1]!r} holds {label}; needs integers or text"
+        needs_images = f"column {columns[0]!r} holds {image}; needs images as bytes"
+        refuse(path, (not _names_classes(label), needs), (not _holds_images(image), needs_images))
+        names = class_names(schema.metadata, columns[1])
         labels = _labels_of(file, path, columns[1], len(names) or MAX_CLASSES)
         count = file.metadata.num_rows
 
@@ -192,30 +199,21 @@ def _holds_images(kind: Any) -> bool:
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
+def _names_classes(kind: Any) -> bool:
+    import pyarrow as pa  # slow to import
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_integer(kind) or kind in (pa.string(), pa.large_string())
+
+
 def _open_table(path: str) -> contextlib.AbstractContextManager:
     """Opens a regular file; Arrow reads by the path, without Python's file object."""
     open_input(path).close()
     return open_parquet(path, path)
 
 
-def _check_columns(schema: Any, path: str, image_column: str, label_column: str) -> None:
-    import pyarrow as pa  # slow to import
-
-    for column, option in ((image_column, "--image-column"), (label_column, "--label-column")):
-        known = f"there are {', '.join(schema.names)} (choose with {option})"
-        refuse(path, (schema.names.count(column) != 1, f"no column {column!r}; {known}"))
-    label, image = schema.field(label_column).type, schema.field(image_column).type
-    label = label.value_type if pa.types.is_dictionary(label) else label
-    fits = pa.types.is_integer(label) or label in (pa.string(), pa.large_string())
-    refuse(
-        path,
-        (not fits, f"column {label_column!r} holds {label}; needs integers or text"),
-        (not _holds_images(image), f"column {image_column!r} holds {image}; needs images as bytes"),
-    )
-
-
 def _labels_of(file: Any, path: str, column: str, num_classes: int) -> set:
-    """Checks all labels of a file and returns those that occur."""
+    """Returns the labels that occur in a file; all are checked."""
     found, row = set(), 0
     for batch in file.iter_batches(LABEL_ROWS, columns=[column]):
         labels = batch.column(0)
@@ -225,7 +223,7 @@ def _labels_of(file: Any, path: str, column: str, num_classes: int) -> set:
         values = labels.to_numpy(zero_copy_only=False)
         if values.dtype.kind in "iu":
             check_labels(values, path, num_classes, first=row)
-        found.update(values.tolist())
+        found.update(map(composed, values.tolist()))
         row += len(values)
     return found
 

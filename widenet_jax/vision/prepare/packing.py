@@ -101,7 +101,7 @@ class Images(NamedTuple):
 
     Attributes:
       names: of integer labels; () without any.
-      labels: those that occur: integers, or names of classes.
+      labels: those that occur: integers, or `composed` names of classes.
       count: of the images; None where unknown before the end.
       rows: reads the file from its beginning and yields (label, encoded image), perhaps with the
         image's name; see `Converted.splits`.
@@ -130,8 +130,7 @@ def joined(
     files = splits if isinstance(splits, Mapping) else split_files(splits)
     paths = dict.fromkeys(itertools.chain.from_iterable(files.values()))
     opened = {path: read(path) for path in paths}
-    labels = {path: {*map(composed, images.labels)} for path, images in opened.items()}
-    class_names = _names_of(labels, {path: images.names for path, images in opened.items()})
+    class_names = _names_of(opened)
     number_of = {name: number for number, name in enumerate(class_names)}
 
     def examples(paths: Sequence[str]) -> Iterator[tuple]:
@@ -144,23 +143,23 @@ def joined(
         {split: examples(paths) for split, paths in files.items()},
         {split: None if None in some else sum(some) for split, some in counts.items()},
         present={
-            split: {number_of.get(label, label) for path in paths for label in labels[path]}
+            split: {number_of.get(label, label) for path in paths for label in opened[path].labels}
             for split, paths in files.items()
         },
     )
 
 
-def _names_of(labels: Mapping[str, set], names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the class names of the labels of files, which have these names for integers."""
-    found = set().union(*labels.values())
+def _names_of(opened: Mapping[str, Images]) -> tuple[str, ...]:
+    """Returns the class names of files, by path."""
+    found = set().union(*(images.labels for images in opened.values()))
     problem = "labels are text in some files and integers in others; give text in all"
-    refuse(labelled.names_text([*names]), (len({*map(type, found)}) > 1, problem))
+    refuse(labelled.names_text([*opened]), (len({*map(type, found)}) > 1, problem))
     if any(isinstance(label, str) for label in found):
         return tuple(sorted(found))
-    (first, expected), *rest = names.items()
-    for other, classes in rest:
-        if classes != expected:
-            odd = sorted(set(classes) ^ set(expected))
+    (first, (expected, *_)), *rest = opened.items()
+    for other, (names, *_) in rest:
+        if names != expected:
+            odd = sorted({*names} ^ {*expected})
             how = f"e.g. {odd[0]}" if odd else "in another order"
             raise BadInputError(f"{first} and {other} have different classes ({how})")
     return expected or tuple(map(str, range(max(found, default=0) + 1)))
@@ -263,8 +262,8 @@ def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for option in splits:
-        name, separator, patterns = option.partition("=")
-        fits, place = separator and name.isidentifier(), f"--split {option}"
+        place, (name, separator, patterns) = f"--split {option}", option.partition("=")
+        fits = separator and name.isidentifier()
         refuse(place, (not fits, "expected NAME=FILE[,FILE...]"))
         for pattern in patterns.split(","):
             matching = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
