@@ -222,8 +222,3 @@ def test_overwriting_is_asked_for_and_atomic(tmp_path, capsys):
     message = refused(capsys, *options("a.npz", tmp_path / "home"), "--overwrite")
     assert "holds other files (thesis.txt" in message and thesis.read_text() == "mine"
     assert "written to a local --out" in refused(capsys, *options("a.npz", "gs://bucket/set"))
-
-
-@pytest.mark.parametrize("split", ["train", "=a.npz", "train=nowhere.npz"])
-def test_split_options_are_checked(tmp_path, capsys, split):
-    assert f"--split {split}: " in refused(capsys, "npz", "--split", split, "--out", tmp_path)
