@@ -26,7 +26,7 @@ def named(*classes: object, **more: object) -> type[list]:
     return type("Named", (list,), {"classes": classes, **more})
 
 
-Named = named("cat", "dog")
+Named, ABC = named("cat", "dog"), named(*"abc")
 
 
 def split(*examples: tuple, kind: type = list):
@@ -122,6 +122,9 @@ class Failing(list):
             "no example of 1 of 3 classes (0); name the classes by an attrib",
         ),
         (Named([ZERO, ONE]), named("cow", "dog")([ZERO]), "no example of 1 of 3 classes (cow)"),
+        (ABC([ZERO, ONE]), ABC([ONE, (GREY, 2)]), "no example of 1 of 3 classes (c)"),
+        (ABC([ZERO, ONE]), named(*"cba")([ZERO, ONE]), "no example of 1 of 3 classes (c)"),
+        ([ZERO, ONE], [ONE, (GREY, 2)], "eval_data[1] has the label 2, none of the 2 classes"),
     ],
 )
 def test_mistakes_name_the_example(train, evaluation, answer):

@@ -34,9 +34,7 @@ def read_back(path: Path, split: str = "train") -> tuple[tuple[str, ...], list[t
 def make_folder(root: Path, **photos: bytes) -> Path:
     """Writes images, each named SPLIT_CLASS_FILE."""
     for name, data in photos.items():
-        path = root / (name.replace("_", "/") + ".jpg")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, data)
+        write(root / (name.replace("_", "/") + ".jpg"), data)
     return root
 
 
