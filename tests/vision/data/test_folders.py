@@ -14,15 +14,8 @@ from image_sources import AUGMENT, png, refused
 from messy_photos import as_pillow_reads, left_out, readable, unreadable, write, write_folder
 from ml_collections import ConfigDict
 
-from widenet_jax.data import records
-from widenet_jax.data.sources import (
-    build_source,
-    class_counts,
-    largest_share,
-    missing_classes,
-    open_data,
-    overview,
-)
+from widenet_jax.data import records, sources
+from widenet_jax.data.sources import build_source, missing_classes, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data import files
 from widenet_jax.vision.data.folders import Holdout
@@ -123,8 +116,8 @@ def test_classes_are_counted_where_the_task_weights_them(folder):
     examples = [(k, png(k)) for k in (1, 0, 1)]
     records.write_set(folder / "set", {"train": examples}, class_names="abc", provenance={})
     packed = ArrayRecord(str(folder / "set"), "train")
-    assert class_counts(packed) == (1, 2, 0)
-    assert largest_share(packed) is None  # only reading all of it would tell
+    assert sources.class_counts(packed) == (1, 2, 0)
+    assert sources.largest_share(packed) is None  # only reading all of it would tell
 
 
 def test_a_slice_of_a_folder_takes_its_share_of_every_class(folder):
@@ -147,8 +140,8 @@ def flat(tmp_path: Path) -> Path:
 
 def parts(path: Path, fraction: float = 0.1) -> tuple[set[str], set[str]]:
     data = config_of(path, eval_fraction=fraction).data
-    sources = [build_source(data, split) for split in ("train", "val")]
-    return tuple({s.describe(i) for i in range(len(s))} for s in sources)
+    both = [build_source(data, split) for split in ("train", "val")]
+    return tuple({s.describe(i) for i in range(len(s))} for s in both)
 
 
 def test_a_flat_folder_is_divided_by_the_names_alone(flat):

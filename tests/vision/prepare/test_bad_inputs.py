@@ -13,20 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import preparing
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from preparing import (
-    cifar_record,
-    make_cifar,
-    make_npz,
-    make_parquet,
-    make_tar,
-    photo,
-    refused,
-    run,
-    write,
-)
+from preparing import cifar_record, make_tar, photo, refused, run, write
 
 Make = Callable[[Path], Path | bytes | list]
 
@@ -35,8 +26,8 @@ Make = Callable[[Path], Path | bytes | list]
 
 
 def other_classes(folder: Path) -> list:
-    make_npz(folder / "a.npz")
-    make_npz(folder / "b.npz", class_names=np.array(["odd", "even"]))
+    preparing.make_npz(folder / "a.npz")
+    preparing.make_npz(folder / "b.npz", class_names=np.array(["odd", "even"]))
     return [f"--split=train={folder}/a.npz,{folder}/b.npz"]
 
 
@@ -48,7 +39,7 @@ class Owned:
 
 
 def arrays(**changes: np.ndarray) -> Make:
-    return lambda folder: make_npz(folder / "a.npz", **changes)
+    return lambda folder: preparing.make_npz(folder / "a.npz", **changes)
 
 
 def saved(**arrays: object) -> Make:
@@ -63,7 +54,9 @@ def with_member(key: str, data: bytes) -> Make:
     """Makes a pack, not deflated, in which one array is replaced by bytes."""
 
     def make(folder: Path) -> Path:
-        with zipfile.ZipFile(make_npz(folder / "whole.npz", labels=np.array([1, 1]))) as pack:
+        with zipfile.ZipFile(
+            preparing.make_npz(folder / "whole.npz", labels=np.array([1, 1]))
+        ) as pack:
             members = {name: pack.read(name) for name in pack.namelist()}
         with zipfile.ZipFile(folder / "a.npz", "w") as pack:
             for name, content in (members | {f"{key}.npy": data}).items():
@@ -130,7 +123,7 @@ NO_ROWS = pa.array([], pa.int64()), None, pa.array([], pa.binary())
 
 
 def table(labels: object, names: object = None, images: object = IMAGES) -> Make:
-    return lambda folder: make_parquet(folder / "a.parquet", labels, names, images)
+    return lambda folder: preparing.make_parquet(folder / "a.parquet", labels, names, images)
 
 
 def damaged(change: Callable[[bytes], bytes]) -> Make:
@@ -159,7 +152,7 @@ PARQUET = [
 
 
 def cifar(name: str, content: bytes) -> Make:
-    return lambda folder: make_cifar(folder / "c.tar.gz", {name: content})
+    return lambda folder: preparing.make_cifar(folder / "c.tar.gz", {name: content})
 
 
 # Incompressible content, so that an offset in a compressed file is about that in the archive.

@@ -12,23 +12,12 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import preparing
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets  # noqa: F401 (see tests/data/test_shards.py)
-from preparing import (
-    NAMES,
-    cifar_record,
-    make_cifar,
-    make_npz,
-    make_parquet,
-    make_tar,
-    make_tfds,
-    photo,
-    refused,
-    run,
-    write,
-)
+from preparing import NAMES, make_tar, photo, refused, run, write
 from small_runs import small_config
 from text_sets import reviews_config, write_tokenizer
 
@@ -82,7 +71,7 @@ def tar(path: Path, labels: Sequence[int | str]) -> None:
 
 def parquet(path: Path, labels: Sequence[int | str]) -> None:
     images = [{"bytes": photo(k)} for k in range(len(labels))]
-    make_parquet(path, [*map(named, labels)], images=images)
+    preparing.make_parquet(path, [*map(named, labels)], images=images)
 
 
 def npz(path: Path, labels: Sequence[int | str]) -> None:
@@ -92,12 +81,14 @@ def npz(path: Path, labels: Sequence[int | str]) -> None:
 
 def cifar10_binary(folder: Path, labels: Labels) -> list[object]:
     files = {"train": "data_batch_1.bin", "test": "test_batch.bin"}
-    content = {files[split]: b"".join(map(cifar_record, labels[split])) for split in labels}
-    return ["--input", make_cifar(folder / "c.tar.gz", content)]
+    content = {
+        files[split]: b"".join(map(preparing.cifar_record, labels[split])) for split in labels
+    }
+    return ["--input", preparing.make_cifar(folder / "c.tar.gz", content)]
 
 
 def tfds(folder: Path, labels: Labels) -> list[object]:
-    make_tfds(folder, {split: [labels[split]] for split in labels}, NAMES[:3])
+    preparing.make_tfds(folder, {split: [labels[split]] for split in labels}, NAMES[:3])
     return ["tiny", "--data-dir", folder]
 
 
@@ -185,7 +176,7 @@ def array_record(folder: Path, labels: Labels) -> dict:
 
 
 def tfds_config(folder: Path, labels: Labels) -> dict:
-    make_tfds(folder, {split: [labels[split]] for split in labels}, NAMES[:3])
+    preparing.make_tfds(folder, {split: [labels[split]] for split in labels}, NAMES[:3])
     return {"data.source": "tfds", "data.name": "tiny", "data.path": str(folder)}
 
 
@@ -276,9 +267,11 @@ def test_check_says_the_same(kind, tmp_path, capsys):
 def test_files_of_many_images_are_checked_as_such(tmp_path, capsys):
     """Each with an image that cannot be read; a CIFAR-10 archive, too, and none of pickles."""
     make_tar(tmp_path / "a.tar.gz", {"ant/1.jpg": photo(1), "bee/2.jpg": b"x"}, "w:gz")
-    make_npz(tmp_path / "a.npz", jpeg=np.frombuffer(photo(0)[:-9] + b"x" * 9 + photo(1), np.uint8))
+    preparing.make_npz(
+        tmp_path / "a.npz", jpeg=np.frombuffer(photo(0)[:-9] + b"x" * 9 + photo(1), np.uint8)
+    )
     images = [{"bytes": photo(1)}, {"bytes": b"x"}]
-    make_parquet(tmp_path / "a.parquet", ["ant", "bee"], images=images)
+    preparing.make_parquet(tmp_path / "a.parquet", ["ant", "bee"], images=images)
     for name, place in (
         ("a.tar.gz", "a.tar.gz:bee/2.jpg"),
         ("a.npz", "image 0 of a"),
@@ -287,7 +280,7 @@ def test_files_of_many_images_are_checked_as_such(tmp_path, capsys):
         assert run("check", tmp_path / name) == 2
         out = capsys.readouterr().out
         assert f"{place}: " in out and f"{tmp_path}/{name}: 2 images; 1 problems" in out, out
-    whole = make_cifar(tmp_path / "cifar-10-binary.tar.gz")
+    whole = preparing.make_cifar(tmp_path / "cifar-10-binary.tar.gz")
     assert run("check", whole) == 2
     assert "train has no example of 1 of 2 classes (class4)" in "".join(capsys.readouterr())
     pickles = {"cifar-10-batches-py/data_batch_1": b"\x80\x02"}

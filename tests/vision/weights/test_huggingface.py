@@ -204,20 +204,16 @@ def test_equal_logits_with_transformers(hidden_act: str, epsilon: float, layout:
     torch = pytest.importorskip("torch", reason="pip install -e '.[huggingface]'")
     transformers = pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
     torch.manual_seed(0)
-    model = transformers.ViTForImageClassification(
-        transformers.ViTConfig(
-            hidden_size=reference.D,
-            num_hidden_layers=reference.L,
-            num_attention_heads=reference.N,
-            intermediate_size=reference.F,
-            image_size=reference.SIDE * reference.P,
-            patch_size=reference.P,
-            num_labels=reference.V,
-            hidden_act=hidden_act,
-            initializer_range=0.3,
-            layer_norm_eps=epsilon,
-        )
-    ).eval()
+    sizes = {
+        "hidden_size": reference.D,
+        "num_hidden_layers": reference.L,
+        "num_labels": reference.V,
+    }
+    sizes |= {"intermediate_size": reference.F, "patch_size": reference.P, "initializer_range": 0.3}
+    sizes |= {"image_size": reference.SIDE * reference.P}
+    facts = reference.huggingface_config(hidden_act=hidden_act, layer_norm_eps=epsilon)
+    config = transformers.ViTConfig(**sizes, **facts)
+    model = transformers.ViTForImageClassification(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:  # which start at 0 and 1
