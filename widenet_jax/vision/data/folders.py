@@ -304,10 +304,9 @@ def _unused(folder: Path, root: str, holdout: Holdout) -> str:
     if not (unused := [name for name in beside if name != folder.name]):
         return ""
     best = next((name for name in unused if name.startswith("val")), unused[0])
-    return (
-        f"{folder.parent}: {holdout.eval_split} is a part of {folder.name}; not used: "
-        f"{labelled.names_text(unused)} (--config.data.eval_split={best} evaluates {best})"
-    )
+    advice = f"--config.data.eval_split={best} evaluates {best}"
+    names, part = labelled.names_text(unused), f"{holdout.eval_split} is a part of {folder.name}"
+    return f"{folder.parent}: {part}; not used: {names} ({advice})"
 
 
 def _images_below(folder: Path, rest: Mapping[str, str]) -> str:

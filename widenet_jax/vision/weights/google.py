@@ -26,6 +26,7 @@ from etils import epath
 
 from widenet_jax import param_names
 from widenet_jax.errors import refuse
+from widenet_jax.vision.weights import PRE_NORM
 
 PREFIXES = ("opt/target/", "params/", "img/")
 POSITIONS = ("Transformer/posembed_input/pos_embedding", "Transformer/pos_embedding")
@@ -91,13 +92,8 @@ def model_fields(arrays: Mapping[str, np.ndarray], *, source: str) -> dict[str, 
     """
     kernels = [a for k, a in strip_prefixes(arrays).items() if k.endswith("/query/kernel")]
     refuse(source, (not kernels, "no query/kernel, so this is not a ViT"))
-    return {
-        "attention": {"name": "full", "num_heads": kernels[0].shape[-2]},
-        "norm_epsilon": 1e-6,
-        "activation": "gelu_tanh",
-        "norm": "layer",
-        "norm_position": "pre",
-    }
+    attention = {"name": "full", "num_heads": kernels[0].shape[-2]}
+    return {"attention": attention, "norm_epsilon": 1e-6, "activation": "gelu_tanh", **PRE_NORM}
 
 
 def strip_prefixes(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -27,6 +27,7 @@ from widenet_jax import param_names
 from widenet_jax.config.names import activation_of
 from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.files import read_object
+from widenet_jax.vision.weights import PRE_NORM
 
 PREPROCESSOR = "preprocessor_config.json"
 EMBEDDINGS = "embeddings.patch_embeddings.projection"
@@ -110,13 +111,8 @@ def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         epsilon = float(config.get("layer_norm_eps", 1e-12))
         if type(heads) is not int or heads < 1 or not 0 <= epsilon < math.inf:
             raise ValueError(f"num_attention_heads={heads!r} or layer_norm_eps={epsilon} is wrong")
-    return {
-        "attention": {"name": "full", "num_heads": heads},
-        "norm_epsilon": epsilon,
-        "activation": activation,
-        "norm": "layer",
-        "norm_position": "pre",
-    }
+    attention = {"name": "full", "num_heads": heads}
+    return {"attention": attention, "norm_epsilon": epsilon, "activation": activation, **PRE_NORM}
 
 
 @contextlib.contextmanager
