@@ -215,9 +215,6 @@ def test_a_workdir_among_the_classes_is_none(flat):
     assert "run" not in build_source(config_of(flat, eval_fraction=0.1).data, "train").class_names
 
 
-# --- Splits that are there, and images in other places -------------------------------------------
-
-
 # --- What is refused ------------------------------------------------------------------------------
 
 

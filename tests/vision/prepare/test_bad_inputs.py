@@ -222,6 +222,7 @@ TARS = [
     (tar(lambda data: flip(60)(lzma.compress(data))), "damaged at byte .*(C|c)orrupt"),
     (tar(lambda data: flip(-14)(lzma.compress(data))), "damaged at byte .*(C|c)orrupt"),
     (lambda folder: make_tar(folder / "v.tar", {"V_1.JPEG": photo(1)}), UNLISTED),
+    (lambda folder: make_tar(folder / "c", PYTHON, "w:gz"), "take cifar-10-binary.tar.gz"),
     (tar(flip(3)), "damaged at byte 0 "),
     (tar(flip(END - MEMBER + 3)), f"damaged at byte {END - MEMBER:,} "),
     (tar(lambda data: data[:512]), "damaged at byte .*unexpected end"),  # after a header

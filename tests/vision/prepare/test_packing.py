@@ -169,24 +169,14 @@ def test_tar_of_one_archive_a_class_and_a_flat_one_with_labels(tmp_path, capsys)
 
 def test_cifar10_binary_is_exact(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
-    batches = {
-        "data_batch_2.bin": preparing.cifar_record(3, pixels[2]),
-        "data_batch_1.bin": preparing.cifar_record(9, pixels[0])
-        + preparing.cifar_record(0, pixels[1]),
-        "test_batch.bin": preparing.cifar_record(3, pixels[3])
-        + preparing.cifar_record(0, pixels[4]),
-    }
+    labels = [9, 0, 3, 3, 0]
+    rows = [preparing.cifar_record(*pair) for pair in zip(labels, pixels, strict=True)]
+    batches = {"data_batch_1.bin": rows[0] + rows[1], "data_batch_2.bin": rows[2]}
+    batches["test_batch.bin"] = rows[3] + rows[4]
     archive = preparing.make_cifar(tmp_path / "c.tar.gz", batches)
     out = packed(tmp_path / "out", "cifar10_binary", "--input", archive)
-    names, train = read_back(out)
-    _, test = read_back(out, "test")
-    assert names == tuple(preparing.NAMES) and [label for label, _ in train + test] == [
-        9,
-        0,
-        3,
-        3,
-        0,
-    ]
+    (names, train), (_, test) = read_back(out), read_back(out, "test")
+    assert names == tuple(preparing.NAMES) and [label for label, _ in train + test] == labels
     decoded = np.stack([files.decode(image, "") for _, image in train + test])
     np.testing.assert_array_equal(decoded, pixels)
 

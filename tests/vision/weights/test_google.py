@@ -11,11 +11,9 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import read_arrays
 from widenet_jax.vision.weights.google import from_google, model_fields
 
-POSITIONS = (
-    "Transformer/posembed_input/pos_embedding",
-    "Transformer/pos_embedding",
-    "pos_embedding",
-)
+NORM = {"norm": "layer", "norm_position": "pre"}
+ENDS = ("Transformer/posembed_input/", "Transformer/", "")
+POSITIONS = tuple(f"{folder}pos_embedding" for folder in ENDS)
 
 
 def imported(arrays: dict, tmp_path) -> dict:
@@ -32,12 +30,7 @@ def assert_equal_logits(params: dict, vit: reference.Vit):
 
 @pytest.mark.parametrize(
     ("prefix", "positions"),
-    [
-        ("", POSITIONS[0]),
-        ("opt/target/", POSITIONS[1]),
-        ("params/", POSITIONS[2]),
-        ("params/img/", POSITIONS[0]),
-    ],
+    [*zip(("", "opt/target/", "params/", "params/img/"), (*POSITIONS, POSITIONS[0]), strict=True)],
 )
 def test_every_prefix_and_place_of_the_positions(prefix: str, positions: str, tmp_path):
     """Arrays beside the tree, such as the optimizer's moments, are left out."""
@@ -149,10 +142,6 @@ def test_heads_are_an_axis_of_the_query_kernel(stacked: bool):
     named = reference.google_names(reference.random_vit(), stacked=stacked)
     arrays = {f"params/img/{k}": v for k, v in named.items()}
     arrays |= {"params/txt/MultiHeadDotProductAttention_0/query/kernel": np.ones((8, 4, 2))}
-    assert model_fields(arrays, source="vit.npz") == {
-        "attention": {"name": "full", "num_heads": reference.N},
-        "norm_epsilon": 1e-6,
-        "activation": "gelu_tanh",
-        "norm": "layer",
-        "norm_position": "pre",
-    }
+    fields = model_fields(arrays, source="vit.npz")
+    assert fields.pop("attention") == {"name": "full", "num_heads": reference.N}
+    assert fields == {**NORM, "norm_epsilon": 1e-6, "activation": "gelu_tanh"}
