@@ -94,36 +94,10 @@ class ImageFolder(labelled.LabelledImages):
         def inside(name: str) -> bool:
             return not divided or holdout.holds(name) == (split == holdout.eval_split)
 
-        names = _class_folders(folder)
-        found = {name: _contents(folder / names[name], names[name]) for name in sorted(names)}
-        if divided:  # an empty folder is no class; in a split's own folder it may be a broken copy
-            found = {name: contents for name, contents in found.items() if any(contents)}
-        _, beside = _contents(folder)
-        loose = sum(kind_left_out(name) is None for name in beside)
-        total = sum(len(images) for images, _ in found.values())
-        refuse(
-            folder,
-            (
-                loose > total,
-                f"{loose:,} images lie in it itself, which is right for the folder of a class; it "
-                "must hold a folder for each class (or is config.data.path one too deep?)",
-            ),
-            (
-                not found,
-                f"has no class folders; images belong in {root}/SPLIT/CLASS/, or in {root}/CLASS/ "
-                f"with --{holdout.field}=0.1",
-            ),
+        advice = (
+            f"images belong in {root}/SPLIT/CLASS/, or in {root}/CLASS/ with --{holdout.field}=0.1"
         )
-        others = {name: f"{kind} in no class" for name, kind in beside.items() if kind != "folder"}
-        for name, (images, rest) in found.items():
-            others |= rest
-            there = "" if images else _images_below(folder, rest)
-            kinds = labelled.counts_text(Counter(rest.values()))
-            problem = (
-                f"no image in it ({', '.join(IMAGE_SUFFIXES)}), but other files ({kinds}){there}; "
-                "move, convert or remove them, or name the folder that holds the class folders"
-            )
-            refuse(folder / names[name], (not images and (divided or there), problem))
+        found, others = _listed(folder, divided, advice)
         self.class_names = tuple(found)
         labelled.check_class_names(self.class_names, folder)
         self._folder, self.note = str(folder), labelled.alike_text(self.class_names)
@@ -134,6 +108,7 @@ class ImageFolder(labelled.LabelledImages):
             self.split_advice = holdout.split_advice(root)
         if divided and holdout.fraction < 1:
             self.note = "\n".join(filter(None, [_unused(folder, root, holdout), self.note]))
+            total = sum(len(images) for images, _ in found.values())
             how = f"--{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
             self.part_of = f"of {total:,}: {how}"
         self.record_labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -206,6 +181,45 @@ def check_folder(root: str, field: str = "") -> None:
             f"a packed set, not a folder of class folders; read it with {packed}",
         ),
     )
+
+
+def _listed(
+    folder: Path, divided: bool, advice: str
+) -> tuple[dict[str, tuple[list[str], dict[str, str]]], dict[str, str]]:
+    """Lists a folder of class folders.
+
+    Args:
+      folder: of one split, or `divided` into two.
+      divided: whether an empty folder is no class; in a split's own it may be a broken copy.
+      advice: where images belong.
+
+    Returns:
+      The `_contents` of each class, and the kinds of all files that are left out.
+    """
+    names, (_, beside) = _class_folders(folder), _contents(folder)
+    found = {name: _contents(folder / names[name], names[name]) for name in sorted(names)}
+    found = {name: contents for name, contents in found.items() if any(contents) or not divided}
+    loose = sum(kind_left_out(name) is None for name in beside)
+    too_deep = (
+        f"{loose:,} images lie in it itself, which is right for the folder of a class; it must "
+        "hold a folder for each class (or is config.data.path one too deep?)"
+    )
+    refuse(
+        folder,
+        (loose > sum(len(images) for images, _ in found.values()), too_deep),
+        (not found, f"has no class folders; {advice}"),
+    )
+    others = {name: f"{kind} in no class" for name, kind in beside.items() if kind != "folder"}
+    for name, (images, rest) in found.items():
+        others |= rest
+        there = "" if images else _images_below(folder, rest)
+        kinds = labelled.counts_text(Counter(rest.values()))
+        problem = (
+            f"no image in it ({', '.join(IMAGE_SUFFIXES)}), but other files ({kinds}){there}; "
+            "move, convert or remove them, or name the folder that holds the class folders"
+        )
+        refuse(folder / names[name], (not images and (divided or there), problem))
+    return found, others
 
 
 def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
