@@ -262,6 +262,7 @@ def test_check_says_the_same(kind, tmp_path, capsys):
         assert code == (2 if labels is OTHER else 0), out
         said = "label 'class2' is none of the 2 classes" if kind == "table" else UNSEEN
         assert bool(re.search(said, out)) == (labels is OTHER)
+        assert f"; {int(labels is OTHER)} problems\n" in out  # all else is read, too
 
 
 def test_files_of_many_images_are_checked_as_such(tmp_path, capsys):

@@ -158,9 +158,9 @@ def _read_table(path: str, columns: list[str]) -> Images:
             known = f"there are {', '.join(schema.names)} (choose with {option})"
             refuse(path, (schema.names.count(column) != 1, f"no column {column!r}; {known}"))
         image, label = (schema.field(column).type for column in columns)
-        needs = f"column {columns[1]!r} holds {label}; needs integers or text"
-        needs_images = f"column {columns[0]!r} holds {image}; needs images as bytes"
-        refuse(path, (not _names_classes(label), needs), (not _holds_images(image), needs_images))
+        no_labels = f"column {columns[1]!r} holds {label}; needs integers or text"
+        no_images = f"column {columns[0]!r} holds {image}; needs images as bytes"
+        refuse(path, (not _names_classes(label), no_labels), (not _holds_images(image), no_images))
         names = class_names(schema.metadata, columns[1])
         labels = _labels_of(file, path, columns[1], len(names) or MAX_CLASSES)
         count = file.metadata.num_rows
