@@ -149,11 +149,9 @@ def verdict(splits: Sequence[ImageFolder], problems: Collection[str], limit: flo
             check_bad(here, size, num_examples=max(size, 1), limit=limit, what="images")
         except RunFailedError:
             worst = max(worst, here / size)
-    return (
-        f"; these are more, and need a config.data.max_bad_fraction above {worst:.2g}"
-        if worst
-        else "; these are no more, and are accepted so"
-    )
+    if not worst:
+        return "; these are no more, and are accepted so"
+    return f"; these are more, and need a config.data.max_bad_fraction above {worst:.2g}"
 
 
 def note_copies(path: str, same: dict[bytes, list[str]]) -> None:
