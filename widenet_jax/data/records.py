@@ -108,10 +108,9 @@ def _problem(manifest: Mapping[str, Any], of_set: Sequence[str], of_split: Seque
     Raises:
       KeyError, TypeError, ValueError, AttributeError: a field is missing, or of a wrong type.
     """
-    splits, names = manifest["splits"].values(), manifest.get("class_names", [""])
     _ = [manifest[name] for name in of_set]
-    if not isinstance(names, list) or not names:  # sets of text have none
-        return "TypeError: class_names is no list of names"
+    if not (splits := manifest["splits"].values()):
+        return "ValueError: it names no split"
     for split in splits:
         _, shards = [split[name] for name in of_split], split.get("shards", ())
         whole = [part[name] for part in (manifest, split) for name in COUNTS & part.keys()]
@@ -120,7 +119,9 @@ def _problem(manifest: Mapping[str, Any], of_set: Sequence[str], of_split: Seque
         _ = [*map(operator.index, whole + counts)]
         if min(counts, default=0) < 0 or sum(counts) != split.get("count", sum(counts)):
             return f"ValueError: shards of {counts} records, count={split.get('count')!r}"
-    return "" if splits else "ValueError: it names no split"
+    names = manifest.get("class_names", [""])  # sets of text have none
+    named = isinstance(names, list) and names
+    return "" if named else "TypeError: class_names is no list of names"
 
 
 def shard_paths(directory: str, split: str, shards: Sequence[Mapping[str, int]]) -> list[str]:
