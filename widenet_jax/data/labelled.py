@@ -14,7 +14,7 @@ import numpy as np
 from widenet_jax.data.blocks import in_threads, read_example, read_row
 from widenet_jax.data.contract import Example, Source
 from widenet_jax.data.splits import parse_slice, slice_of
-from widenet_jax.errors import BadExampleError, BadInputError, raise_first
+from widenet_jax.errors import BadExampleError, BadInputError, refuse
 from widenet_jax.files import is_text
 
 ORDER_PROBES = 256  # records that are read to see the order of a set
@@ -190,12 +190,11 @@ def check_class_names(names: Sequence[str], where: object) -> None:
     """Raises BadInputError where a class has an empty name, another's, or one that is no text."""
     labels: dict[str, int] = {}
     for label, name in enumerate(names):
-        problem = "needs a name, in whole characters (UTF-8)"
+        first, what = -1, "needs a name, in whole characters (UTF-8)"
         if is_text(name) and name.strip():
             first = labels.setdefault(name, label)
-            problem = f"has the name of class {first}" if first < label else ""
-        if problem:
-            raise BadInputError(f"{where}: class {label} ({name!r}) {problem}; rename it")
+            what = f"has the name of class {first}"
+        refuse(where, (first != label, f"class {label} ({name!r}) {what}; rename it"))
 
 
 def unseen(
@@ -216,11 +215,6 @@ def unseen(
             f"split {train} has no example of {len(lacking)} of {len({*known, *lacking})} classes "
             f"({names_text(lacking)}); {advice} (it has {names_text([*known]) or 'none'})"
         )
-
-
-def check_seen(*arguments: Any) -> None:
-    """Raises BadInputError for a line of `unseen`."""
-    raise_first(unseen(*arguments))
 
 
 def class_counts(source: Source) -> tuple[int, ...]:
