@@ -31,34 +31,25 @@ from widenet_jax.param_names import (
 )
 from widenet_jax.text.data.sequences import tokenizer_info
 from widenet_jax.text.weights.huggingface_config import (
-    check_has_counterpart,
     huggingface_config,
     kind_out,
     model_section,
     steps_of,
+    without_counterpart,
 )
 
-# Their module and ours, outside the blocks. Modules of the backbone have the model's prefix in
-# files.
-SHARED = {
-    "embeddings.LayerNorm": "embeddings/norm",
-    "classifier": "classifier",
-    "qa_outputs": "span",
-}
+# Our modules outside the blocks: BERT's name and ALBERT's. Modules of the backbone have the model's
+# prefix in files.
+KINDS = ("bert", "albert")
 MODULES = {
-    "bert": {
-        "pooler.dense": "pooler",
-        "cls.predictions.transform.dense": "mlm/dense",
-        "cls.predictions.transform.LayerNorm": "mlm/norm",
-        "cls.seq_relationship": "order",
-    },
-    "albert": {
-        "encoder.embedding_hidden_mapping_in": "projection",
-        "pooler": "pooler",
-        "predictions.dense": "mlm/dense",
-        "predictions.LayerNorm": "mlm/norm",
-        "sop_classifier.classifier": "order",
-    },
+    "embeddings/norm": ("embeddings.LayerNorm", "embeddings.LayerNorm"),
+    "classifier": ("classifier", "classifier"),
+    "span": ("qa_outputs", "qa_outputs"),
+    "projection": ("", "encoder.embedding_hidden_mapping_in"),
+    "pooler": ("pooler.dense", "pooler"),
+    "mlm/dense": ("cls.predictions.transform.dense", "predictions.dense"),
+    "mlm/norm": ("cls.predictions.transform.LayerNorm", "predictions.LayerNorm"),
+    "order": ("cls.seq_relationship", "sop_classifier.classifier"),
 }
 # Arrays that are not the weight or bias of a module.
 TOKENS = "embeddings.word_embeddings.weight"
@@ -69,29 +60,17 @@ ALONE = {
 }
 MLM = {"bert": "cls.predictions", "albert": "predictions"}
 NEEDED = ("embeddings/", "projection/", f"{ENCODER}/")
-# Their block number i, and their module and ours within a block.
+# Their block number i, and our modules within a block.
 BLOCKS = {"bert": "encoder.layer.{}", "albert": "encoder.albert_layer_groups.{}.albert_layers.0"}
 IN_BLOCK = {
-    "bert": {
-        "attention.self.query": "attention/query",
-        "attention.self.key": "attention/key",
-        "attention.self.value": "attention/value",
-        "attention.output.dense": "attention/out",
-        "attention.output.LayerNorm": "norm_attention",
-        "intermediate.dense": "mlp/wi",
-        "output.dense": "mlp/wo",
-        "output.LayerNorm": "norm_ffn",
-    },
-    "albert": {
-        "attention.query": "attention/query",
-        "attention.key": "attention/key",
-        "attention.value": "attention/value",
-        "attention.dense": "attention/out",
-        "attention.LayerNorm": "norm_attention",
-        "ffn": "mlp/wi",
-        "ffn_output": "mlp/wo",
-        "full_layer_layer_norm": "norm_ffn",
-    },
+    "attention/query": ("attention.self.query", "attention.query"),
+    "attention/key": ("attention.self.key", "attention.key"),
+    "attention/value": ("attention.self.value", "attention.value"),
+    "attention/out": ("attention.output.dense", "attention.dense"),
+    "norm_attention": ("attention.output.LayerNorm", "attention.LayerNorm"),
+    "mlp/wi": ("intermediate.dense", "ffn"),
+    "mlp/wo": ("output.dense", "ffn_output"),
+    "norm_ffn": ("output.LayerNorm", "full_layer_layer_norm"),
 }
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # of PyTorch, no parameters
 OLD_LEAVES = {"gamma": "weight", "beta": "bias"}  # in files converted from TensorFlow's
@@ -123,9 +102,9 @@ def from_huggingface_text(
     if untied is not None:
         ours = {path: array for path, array in ours.items() if not path.startswith("mlm/")}
         ours["mlm/decoder"] = untied
-    for name, path in names.items():
-        if path not in ours and path.startswith(NEEDED):
-            raise BadInputError(f"{source}: {name} is missing; download it again")
+    missing = (name for name, path in names.items() if path.startswith(NEEDED) and path not in ours)
+    if lacking := next(missing, None):
+        raise BadInputError(f"{source}: {lacking} is missing; download it again")
     return flax.traverse_util.unflatten_dict(ours, sep="/")
 
 
@@ -162,11 +141,12 @@ def to_huggingface_text(
 
 def parameter_names(kind: str, *, depth: int, shared: bool) -> dict[str, str]:
     """Returns our path for the name of each of their parameters, without the model's prefix."""
-    modules = SHARED | MODULES[kind]
+    column = KINDS.index(kind)
+    modules = {names[column]: ours for ours, names in MODULES.items() if names[column]}
     for i in range(1 if shared else depth):
-        for theirs, ours in IN_BLOCK[kind].items():
+        for ours, names in IN_BLOCK.items():
             place = ours if shared else block_part(i, ours)
-            modules[f"{BLOCKS[kind].format(i)}.{theirs}"] = f"{ENCODER}/{place}"
+            modules[f"{BLOCKS[kind].format(i)}.{names[column]}"] = f"{ENCODER}/{place}"
     return torch_names(modules) | ALONE | {f"{MLM[kind]}.bias": "mlm/bias"}
 
 
@@ -231,7 +211,11 @@ def layout(model: Any, place: str) -> tuple[dict[str, np.ndarray], dict[str, Any
       BadInputError: their library has no such model.
     """
     section = model.config["model"]
-    check_has_counterpart(section, place)
+    if odd := without_counterpart(section):
+        raise BadInputError(
+            f"--format=huggingface: {place} holds a model with {odd}; export it with "
+            "--format=safetensors"
+        )
     kind, shared = kind_out(section)
     depth = len(steps_of(section))
     arrays = to_huggingface_text(model.params, kind=kind, depth=depth, shared=shared)
