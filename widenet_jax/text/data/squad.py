@@ -14,6 +14,7 @@ from etils import epath
 from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.tables import read_text, trimmed
 from widenet_jax.corpus.tokenizer import Encoded
+from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
 from widenet_jax.files import is_text
@@ -97,7 +98,7 @@ class Squad:
         contexts = list(dict.fromkeys(question.context for question in questions))
         losses = lost_text.describe_sample(self._tokenizer, contexts)
         self.note = "\n".join(filter(None, [losses, self.note]))
-        encoded = sequences.in_threads(self._tokenizer.encode_with_offsets, contexts)
+        encoded = in_threads(self._tokenizer.encode_with_offsets, contexts)
         self._contexts: dict[str, Encoded] = dict(zip(contexts, encoded, strict=True))
         windows = []
         for number, question in enumerate(questions):

@@ -113,8 +113,12 @@ class Table:
         paired = rows[0].pair is not None
         self.info = {"class_names": list(names), "pairs": paired}
         self.info |= sequences.tokenizer_info(tokenizer)
-        if split == data["train_split"] and not info.get("class_names"):
-            check_classes(missing_classes(self), names, split)
+        trains = split == data["train_split"] and not info.get("class_names")
+        if trains and (missing := missing_classes(self)):
+            raise BadInputError(
+                f"split {split} has no row of {len(missing)} of the {len(names)} classes "
+                f"({shown(missing)}) of config.data.label_names; name the labels that it has"
+            )
         encode, T = partial(encode_visible, tokenizer), data["max_length"]
         pairs = encode([row.pair or "" for row in rows]) if paired else [None] * len(rows)
         both = list(zip(encode([row.text for row in rows]), pairs, strict=True))
@@ -413,15 +417,6 @@ def refused_labels(tables: Mapping[str, Sequence[Row]], label_names: str) -> dic
             except BadInputError as error:
                 lines.setdefault(str(error), file)
     return lines
-
-
-def check_classes(missing: Sequence[str], class_names: Sequence[str], split: str) -> None:
-    """Raises BadInputError where the training split has no row of a class."""
-    if missing:
-        raise BadInputError(
-            f"split {split} has no row of {len(missing)} of the {len(class_names)} classes "
-            f"({shown(missing)}) of config.data.label_names; name the labels that it has"
-        )
 
 
 def labelled_row(
