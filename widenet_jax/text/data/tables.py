@@ -396,7 +396,7 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
     return np.array([index[row.label] for row in rows], np.int32)
 
 
-def refused_labels(tables: Mapping[str, Sequence[Row]], label_names: str) -> dict[str, str]:
+def label_problems(tables: Mapping[str, Sequence[Row]], label_names: str) -> dict[str, str]:
     """Returns lines by which runs on a split "train" refuse the labels of tables beside it.
 
     Args:
@@ -407,13 +407,16 @@ def refused_labels(tables: Mapping[str, Sequence[Row]], label_names: str) -> dic
       The file of each line.
     """
     lines: dict[str, str] = {}
-    for folder in dict.fromkeys(map(os.path.dirname, tables)):
-        beside = [file for file in tables if os.path.dirname(file) == folder]
-        train = [row for file in beside if split_of(file) == "train" for row in tables[file]]
-        for file in beside if train else ():
+    folders: dict[str, list[Row]] = {}
+    for file, rows in tables.items():
+        folders.setdefault(os.path.dirname(file), []).extend(
+            rows if split_of(file) == "train" else ()
+        )
+    for file, rows in tables.items():
+        if train := folders[os.path.dirname(file)]:
             try:
                 names = split_names(label_names) or class_names_of(train)
-                label_numbers(tables[file], names, label_names)
+                label_numbers(rows, names, label_names)
             except BadInputError as error:
                 lines.setdefault(str(error), file)
     return lines

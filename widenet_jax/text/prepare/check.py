@@ -18,7 +18,7 @@ from widenet_jax.data.checks import Check, Checked, run_checks
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.files import READERS, suffix_of
 from widenet_jax.text.data.squad import read_questions
-from widenet_jax.text.data.tables import Row, doubts, read_file, refused_labels
+from widenet_jax.text.data.tables import Row, doubts, label_problems, read_file
 from widenet_jax.text.data.text_records import TextRecords
 
 TABLES = (".tsv", ".csv")  # a parquet or JSON file is one where its label column is given
@@ -45,7 +45,7 @@ def check(path: str, options: Options) -> Checked:
     read = Reading(vars(options))
     for file in tqdm.tqdm(files, desc="check", unit="file"):
         read.file(file)
-    for line, file in refused_labels(read.labels, options.label_names).items():
+    for line, file in label_problems(read.labels, options.label_names).items():
         read.problems[file].append(line)
     of_tables = [line for f in files if suffix_of(f) in TABLES for line in read.problems[f]]
     if any(" row " in line for line in of_tables):
