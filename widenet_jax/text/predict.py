@@ -154,12 +154,11 @@ def rows_of(
       BadInputError: there is no pair for each text, or the model was trained on pairs and there are
         none, or the other way round.
     """
-    if isinstance(pairs, str):
-        raise BadInputError(f"{pairs!r} is one input: give a list, as in [{pairs!r}]")
     pairs = [None] * len(texts) if pairs is None else pairs
-    if len(pairs) != len(texts):
-        numbers = f"{len(texts)} texts and {len(pairs)} pairs"
-        raise BadInputError(f"{numbers}: give a pair for each text")
+    if isinstance(pairs, str) or len(pairs) != len(texts):
+        numbers = f"{len(texts)} texts and {len(pairs)} pairs: give a pair for each text"
+        one = f"{pairs!r} is one input: give a list, as in [{pairs!r}]"
+        raise BadInputError(one if isinstance(pairs, str) else numbers)
     read = reader(trained)
     for index, (text, pair) in enumerate(zip(texts, pairs, strict=True)):
         try:

@@ -153,13 +153,12 @@ def open_set(directory: str, split: str, max_length: int) -> TokenStream:
     entry, vocab_size = manifest["splits"][split], manifest["vocab_size"]
     path = str(epath.Path(directory) / token_file_name(split))
     written, size = entry["file_bytes"], file_size(path)
-    again = "copy it again or prepare the set again"
-    if size != written:
-        raise BadInputError(f"{path}: {size:,} bytes, {written:,} were written; {again}")
     # Runs compare the manifest's hashes, which must be true of the file.
-    if sample_sha256(path) != entry["sample_sha256"]:
+    changed = sample_sha256(path) != entry["sample_sha256"]
+    if size != written or changed:
         odd = f"not what was written, by its sample_sha256 in {records.MANIFEST}"
-        raise BadInputError(f"{path}: {odd}; {again}")
+        odd = odd if size == written else f"{size:,} bytes, {written:,} were written"
+        raise BadInputError(f"{path}: {odd}; copy it again or prepare the set again")
     info = {"vocab_size": vocab_size, "text_sha256": splits_sha256(manifest["splits"])}
     if "tokenizer_sha256" in manifest:
         tokenizer = load_written_tokenizer(directory, manifest["tokenizer_sha256"])
@@ -172,14 +171,11 @@ def open_plain(path: str, split: str, max_length: int, text: str = "") -> TokenS
     """Opens a split of a plain file, as bytes; arguments and errors as of `open_stream`."""
     check_split(split, (*PLAIN_SPLITS, WHOLE), path)
     size = file_size(path)
-    if not size:
-        raise BadInputError(f"{path}: an empty file; give one with text")
     with epath.Path(path).open("rb") as file:
-        compressed = file.read(8).startswith((GZIP, BZIP2, XZ, ZIP))
-    if compressed:
-        raise BadInputError(
-            f"{path}: compressed; unpack it, or prepare it with scripts/prepare_data.py stream"
-        )
+        beginning = file.read(8)
+    if not beginning or beginning.startswith((GZIP, BZIP2, XZ, ZIP)):
+        odd = "compressed; unpack it, or prepare it with scripts/prepare_data.py stream"
+        raise BadInputError(f"{path}: {odd if beginning else 'an empty file; give one with text'}")
     ends = np.cumsum([0, *PLAIN_SPLITS.values()]) * size // 100
     bounds = dict(zip(PLAIN_SPLITS, itertools.pairwise(ends), strict=True))
     first, end = bounds.get(split, (0, size))
