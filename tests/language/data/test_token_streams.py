@@ -196,10 +196,9 @@ def test_mistakes_are_one_line(text, tmp_path, file: str, changes: dict, line: s
     (tmp_path / "empty.txt").touch()
     (tmp_path / "text.gz").write_bytes(gzip.compress(b"text " * 100))
     written(tmp_path, np.zeros(100, "<u2"), vocab_size=65_537)
+    where = {"split": "train", "max_length": T} | changes
     with pytest.raises(BadInputError, match=line):
-        open_stream(**{"path": str(tmp_path / file), "split": "train", "max_length": T} | changes)[
-            0
-        ]
+        open_stream(str(tmp_path / file), **where)[0]
 
 
 def test_the_smallest_config_reads_the_path_that_it_is_given(text: str):
