@@ -55,13 +55,10 @@ def answer_question(trained: Trained, question: str, context: str, top: int) -> 
     Raises:
       BadArgumentError: the question or the context is empty.
     """
-    advice = {
-        "question": "give one that the context answers",
-        "context": "the answer is a part of it",
-    }
-    for name, value in (("question", question), ("context", context)):
-        if not trimmed(value):
-            raise BadArgumentError(name, value, f"is empty: {advice[name]}")
+    if not trimmed(question):
+        raise BadArgumentError("question", question, "is empty: give one that the context answers")
+    if not trimmed(context):
+        raise BadArgumentError("context", context, "is empty: the answer is a part of it")
     asked = Question("question", question, context, ())
     data = trained.config.data
     source = Squad(data, data.eval_split, trained.info, questions=[asked])

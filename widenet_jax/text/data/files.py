@@ -59,14 +59,12 @@ def find_files(path: str, name: str) -> list[epath.Path]:
       BadInputError: there are none, or several that the name could mean.
     """
     place, where = absolute(path), f"config.data.path={path}"
+    slices = "--config.data.train_split=[500:] --config.data.eval_split=[:500]"
+    parts = f" is one file, so that splits are parts of it; add {slices}"
     rows = (
         (not path, ": name a file or a directory of splits"),
         (not place.exists(), ": no such file or directory"),
-        (
-            name and not place.is_dir(),
-            " is one file, so that splits are parts of it; add "
-            "--config.data.train_split=[500:] --config.data.eval_split=[:500]",
-        ),
+        (name and not place.is_dir(), parts),
     )
     if problem := next((text for wrong, text in rows if wrong), ""):
         raise BadInputError(where + problem)

@@ -18,17 +18,10 @@ from etils import epath
 from ml_collections import ConfigDict
 from tokenizers import processors
 
+from widenet_jax import param_names
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import read_object
-from widenet_jax.param_names import (
-    ENCODER,
-    block_part,
-    from_torch,
-    renamed,
-    split_block_part,
-    torch_names,
-)
 from widenet_jax.text.data.sequences import tokenizer_info
 from widenet_jax.text.weights.huggingface_config import (
     huggingface_config,
@@ -59,7 +52,7 @@ ALONE = {
     "embeddings.position_embeddings.weight": "embeddings/position",
 }
 MLM = {"bert": "cls.predictions", "albert": "predictions"}
-NEEDED = ("embeddings/", "projection/", f"{ENCODER}/")
+NEEDED = ("embeddings/", "projection/", f"{param_names.ENCODER}/")
 # Their block number i, and our modules within a block.
 BLOCKS = {"bert": "encoder.layer.{}", "albert": "encoder.albert_layer_groups.{}.albert_layers.0"}
 IN_BLOCK = {
@@ -94,11 +87,11 @@ def from_huggingface_text(
     Raises:
       BadInputError: a part that our text encoder does not have, or one that is missing.
     """
-    theirs = renamed(arrays, lambda name: modern_name(name, kind), source=source)
+    theirs = param_names.renamed(arrays, lambda name: modern_name(name, kind), source=source)
     theirs = {name: array for name, array in theirs.items() if name not in BUFFERS}
     untied = take_decoder(theirs, kind)
     names = parameter_names(kind, depth=depth, shared=shared)
-    ours = from_torch(theirs, names, source=source, kind=f"{kind} of {depth} layers")
+    ours = param_names.from_torch(theirs, names, source=source, kind=f"{kind} of {depth} layers")
     if untied is not None:
         ours = {path: array for path, array in ours.items() if not path.startswith("mlm/")}
         ours["mlm/decoder"] = untied
@@ -145,15 +138,15 @@ def parameter_names(kind: str, *, depth: int, shared: bool) -> dict[str, str]:
     modules = {names[column]: ours for ours, names in MODULES.items() if names[column]}
     for i in range(1 if shared else depth):
         for ours, names in IN_BLOCK.items():
-            place = ours if shared else block_part(i, ours)
-            modules[f"{BLOCKS[kind].format(i)}.{names[column]}"] = f"{ENCODER}/{place}"
-    return torch_names(modules) | ALONE | {f"{MLM[kind]}.bias": "mlm/bias"}
+            place = ours if shared else param_names.block_part(i, ours)
+            modules[f"{BLOCKS[kind].format(i)}.{names[column]}"] = f"{param_names.ENCODER}/{place}"
+    return param_names.torch_names(modules) | ALONE | {f"{MLM[kind]}.bias": "mlm/bias"}
 
 
 def without_block(path: str) -> str:
     """Returns the path of a shared part: "encoder/mlp/..." for "encoder/block_03_mlp/..."."""
     scope, *rest = path.split("/")
-    return "/".join([scope, split_block_part(rest[0])[1], *rest[1:]]) if rest else path
+    return "/".join([scope, param_names.split_block_part(rest[0])[1], *rest[1:]]) if rest else path
 
 
 def modern_name(name: str, kind: str) -> str:
