@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from preparing import refused, run, write
+from preparing import refused, run, tfds_record, write, write_tfds
 
 from widenet_jax.corpus import inputs, readers
 from widenet_jax.corpus.inputs import documents, plan
@@ -92,31 +92,13 @@ def test_many_files_share_units(tmp_path: Path):
 
 
 def test_a_tfds_set(tmp_path: Path):
-    from array_record.python import array_record_module
-
     tfds = pytest.importorskip("tensorflow_datasets")
-
-    features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
-    place = tmp_path / "wiki"
-    place.mkdir()
-    sizes = [2, 1]
-    texts = iter(["One. Two.", "Three.", "Four."])
-    for shard, size in enumerate(sizes):
-        name = place / f"wiki-train.array_record-{shard:05d}-of-00002"
-        writer = array_record_module.ArrayRecordWriter(str(name), "group_size:1")
-        for _ in range(size):
-            writer.write(features.serialize_example(features.encode_example({"text": next(texts)})))
-        writer.close()
-    split = tfds.core.SplitInfo(
-        name="train", shard_lengths=sizes, num_bytes=0,
-        filename_template=tfds.core.ShardedFileTemplate(
-            dataset_name="wiki", split="train", data_dir=place, filetype_suffix="array_record",
-            template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-        ),
-    )  # fmt: skip
-    tfds.folder_dataset.write_metadata(
-        data_dir=place, features=features, split_infos=[split], check_data=False
-    )
+    shards = [
+        [tfds_record(text=text) for text in some]
+        for some in ([b"One. Two.", b"Three."], [b"Four."])
+    ]
+    write_tfds(tmp_path, {"train": shards}, {"text": tfds.features.Text()})
+    place = tmp_path / "tiny" / "1.0.0"
     units = plan([str(place)])
     assert len(units) == 2
     found = [d.paragraphs for unit in units for d in documents(unit)]
