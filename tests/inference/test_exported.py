@@ -15,7 +15,7 @@ from etils import epath
 from configs.variants import model_section
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.exported import read_arrays, read_exported, write_arrays, write_exported
+from widenet_jax.inference.exported import arrays_as, read_arrays, read_exported, write_exported
 from widenet_jax.inference.model_card import describe_model
 from widenet_jax.inference.trained import open_trained, read_model
 from widenet_jax.trained import Trained
@@ -122,7 +122,7 @@ def test_arrays_of_each_type_round_trip(suffix: str, tmp_path):
     view = np.arange(6, dtype=np.float32).reshape(2, 3).T
     path = epath.Path(tmp_path / f"weights{suffix}")
     floats = {t.__name__: np.array([1.5, -2.25], t) for t in (np.float16, ml_dtypes.bfloat16)}
-    write_arrays(path, {"encoder/kernel": view, "step": np.int64([7])} | floats)
+    path.write_bytes(arrays_as(path.name, {"encoder/kernel": view, "step": np.int64([7])} | floats))
     found = read_arrays(path)
     np.testing.assert_array_equal(found["encoder/kernel"], [[0, 3], [1, 4], [2, 5]])
     np.testing.assert_array_equal(found["step"], np.int64([7]), strict=True)
@@ -157,13 +157,13 @@ def test_files_that_cannot_be_read_are_one_line(suffix: str, tmp_path):
     path = epath.Path(tmp_path / f"weights{suffix}")
     with pytest.raises(BadInputError, match="No such file"):
         read_arrays(path)
-    write_arrays(path, {"w": np.ones(1000, np.float32)})
+    path.write_bytes(arrays_as(path.name, {"w": np.ones(1000, np.float32)}))
     path.write_bytes(path.read_bytes()[:-500])
     with pytest.raises(BadInputError, match=f"weights{suffix}: cannot be read as") as caught:
         read_arrays(path)
     assert "\n" not in str(caught.value)
     if suffix == ".safetensors":
-        write_arrays(path, {"w": np.int32([1])})
+        path.write_bytes(arrays_as(path.name, {"w": np.int32([1])}))
         with pytest.raises(BadInputError, match="w has type I32; weights have F64, F32, F16, BF16"):
             read_arrays(path)
 
