@@ -4,6 +4,7 @@ A model is a run, an exported directory, or public weights: Google's and Hugging
 Hugging Face's BERT and ALBERT.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from widenet_jax.inference.exported import READERS, read_arrays
 from widenet_jax.inference.trained import build_for, open_trained, read_model
 from widenet_jax.run.workdir import flatten, plain
 from widenet_jax.specs import MODELS, SAME_CLASSES, WHERE_IT_FITS, model_spec, parts, resolve
-from widenet_jax.trained import Trained
+from widenet_jax.trained import Stored, Trained
 from widenet_jax.typing import PyTree
 
 variants = configs_module("variants")
@@ -83,22 +84,23 @@ def load_pretrained(
     source, note = f"config.init_from={place}", ""
     if files := weight_files(absolute(place)):
         params, fields, note = read_public(files, source=source)
-        stored_tokenizer, same_classes = tokenizer_beside(files[0].parent), False
-        if stored_tokenizer is None and "tokenizer" in info:
+        directory, known = files[0].parent, {}
+        if any(matching(directory, pattern) for pattern in TOKENIZERS):
+            known = {"tokenizer": load_tokenizer(str(directory)).json}
+        found = Stored(params, {"model": fields}, known, step=0)
+        if not known and "tokenizer" in info:
             missing = "no tokenizer beside the weights: the run's is taken for theirs"
             note = "; ".join(filter(None, (note, missing)))
     else:
         found = read_model(place, sharding, flag="--config.init_from")
-        params, fields = found.params, found.config["model"]
-        stored_tokenizer = found.tokenizer
-        same_classes = bool(found.class_names) and all(
-            found.info.get(name) == info.get(name) for name in ("class_names", "pairs")
-        )
-    there, here = flat_fields(fields), flat_fields(model)
+    there, here = flat_fields(found.config["model"]), flat_fields(model)
     raise_first(other_functions(there, here, source))
-    if stored_tokenizer and "tokenizer" in info:
-        raise_first(other_tokens(stored_tokenizer, Tokenizer(info["tokenizer"]), source))
-    return Pretrained(params, same_classes, differing_fields(there, here), note)
+    if found.tokenizer and "tokenizer" in info:
+        raise_first(other_tokens(found.tokenizer, Tokenizer(info["tokenizer"]), source))
+    same_classes = bool(found.class_names) and all(
+        found.info.get(name) == info.get(name) for name in ("class_names", "pairs")
+    )
+    return Pretrained(found.params, same_classes, differing_fields(there, here), note)
 
 
 def weight_files(path: epath.Path) -> list[epath.Path]:
@@ -134,9 +136,10 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
         for name, array in arrays.items()
         if array.dtype.kind == "f" and not np.isfinite(array).all()
     )
+    directory = files[0].parent
     for spec in map(model_spec, MODELS):
         for reader in spec.readers:
-            if found := resolve(reader)(arrays, files[0].parent, source):
+            if found := resolve(reader)(arrays, directory, source):
                 params, fields, note = found
                 raise_first(
                     f"{source}: {path} is of the type {array.dtype}, and parameters are "
@@ -150,19 +153,12 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
         "the workdir of its run, or the directory that scripts/export.py wrote"
     )
     theirs = any("layernorm" in name.lower() for name in arrays)
-    if theirs and not (files[0].parent / "config.json").exists():
+    if theirs and not (directory / "config.json").exists():
         unknown = (
             "config.json is missing beside the weights; download it too: it names their number of "
             "heads, LayerNorm epsilon and activation"
         )
     raise BadInputError(f"{source}: {unknown}")
-
-
-def tokenizer_beside(directory: epath.Path) -> Tokenizer | None:
-    """Loads the tokenizer beside public weights; None where there is none."""
-    if any(matching(directory, pattern) for pattern in TOKENIZERS):
-        return load_tokenizer(str(directory))
-    return None
 
 
 def other_tokens(pretrained: Tokenizer, here: Tokenizer, place: str) -> Iterator[str]:
@@ -188,14 +184,13 @@ def other_functions(
     """
     if there["name"] != here["name"]:
         yield f"{source} holds a {there['name']}, and this run's model is {here['name']}"
-    widths = there.get("embed_dim"), here.get("embed_dim")
-    if None not in widths and widths[0] != widths[1]:
+    differ, width = differing_names(there, here), "embed_dim"
+    if width in differ:
         name = variant_of(there)
         fix = f"it is {name}: name that after the colon of --config, as :{name}"
-        yield f"{source} has embed_dim={widths[0]}, this run's model {widths[1]}; " + (
-            fix if name else "finetune with the config.model it was trained with"
-        )
-    if odd := [name for name in CHECKED if name in differing_names(there, here)]:
+        fix = fix if name else "finetune with the config.model it was trained with"
+        yield f"{source} has {width}={there[width]}, this run's model {here[width]}; {fix}"
+    if odd := [name for name in CHECKED if name in differ]:
         named = ", ".join(f"{name}={here[name]}" for name in odd)
         flags = " ".join(f"--config.model.{name}={there[name]}" for name in odd)
         yield f"{source} was trained with another function than this run's {named}; add {flags}"
@@ -222,14 +217,12 @@ def variant_of(fields: Mapping[str, Any]) -> str:
       fields: as of `flat_fields`.
     """
     kinds = (variants.IMAGES, variants.TEXTS, variants.LANGUAGE)
-    known = {
-        name: flat_fields(variants.model_section(name)) for kind in kinds for name in kind.names
-    }
+    names = itertools.chain.from_iterable(kind.names for kind in kinds)
+    known = {name: flat_fields(variants.model_section(name)) for name in names}
     size = ("name", "embed_dim", "loop.core")
     alike = [name for name, of in known.items() if all(of[k] == fields.get(k) for k in size)]
-    return min(
-        alike, key=lambda name: sum(fields.get(k) != v for k, v in known[name].items()), default=""
-    )
+    differing = lambda name: sum(fields.get(k) != v for k, v in known[name].items())  # noqa: E731
+    return min(alike, key=differing, default="")
 
 
 def flat_fields(model: Mapping[str, Any]) -> dict[str, Any]:
