@@ -20,7 +20,7 @@ from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import exit_code_of
 from widenet_jax.errors import RunFailedError
 from widenet_jax.main import main, parse_flags, report
-from widenet_jax.run.session import errors_in_one_line
+from widenet_jax.run.failures import errors_in_one_line
 from widenet_jax.run.stopping import Stop
 
 ROOT = Path(__file__).parents[1]

@@ -24,7 +24,8 @@ from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.planner import data_info
 from widenet_jax.ops.plan.topology import parse_topology
-from widenet_jax.run.attention import (
+from widenet_jax.run.attention import agreed, attention_of
+from widenet_jax.run.kernel_trial import (
     Problem,
     compare,
     faster,
@@ -34,7 +35,6 @@ from widenet_jax.run.attention import (
     verdict,
     with_gradients,
 )
-from widenet_jax.run.session import agreed, attention_of
 from widenet_jax.run.workdir import environment
 from widenet_jax.sharding import build_mesh
 

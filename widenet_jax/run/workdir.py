@@ -33,7 +33,7 @@ from widenet_jax.run.stopping import say
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
 MAY_CHANGE = (
     "imports",  # see `changed_imports`
-    "model.attention.implementation",  # see `session.attention_of`
+    "model.attention.implementation",  # see `run.attention`
     "sharding.",
     "data.path",
     "data.num_workers",
@@ -292,6 +292,12 @@ def git_state(directory: Path) -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def check_start(workdir: epath.Path, experiment: Experiment, *, extend: bool) -> list[str]:
+    """Returns lines on what has changed since the run in the workdir began; see `check_length`."""
+    length = check_length(workdir, experiment, extend=extend)
+    return [length, changed_imports(workdir, experiment.config)]
 
 
 def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -> str:

@@ -30,8 +30,14 @@ from widenet_jax.ops.benchmark.report import TPU_KINDS, cell, median_seconds, mf
 from widenet_jax.ops.benchmark.train_step import train_step_row
 from widenet_jax.ops.plan.planner import data_info
 from widenet_jax.ops.plan.topology import CHIPS
-from widenet_jax.run.attention import TOLERANCE, Problem, chosen_by_measuring, difference, measured
 from widenet_jax.run.figures import PALETTE, save, subplots
+from widenet_jax.run.kernel_trial import (
+    TOLERANCE,
+    Problem,
+    chosen_by_measuring,
+    difference,
+    measured,
+)
 from widenet_jax.run.workdir import environment
 
 
