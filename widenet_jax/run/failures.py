@@ -7,13 +7,7 @@ import jax
 from etils import epath
 
 from widenet_jax.checkpoint.series import CannotWriteError, is_full, space_text
-from widenet_jax.errors import (
-    BadExampleError,
-    BadInputError,
-    RunFailedError,
-    StoppedError,
-    first_line,
-)
+from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError, first_line
 from widenet_jax.files import NO_ANSWER, is_gone, is_stall
 from widenet_jax.run.stopping import Stop, StopRequestedError
 
@@ -33,15 +27,12 @@ def errors_in_one_line(workdir: epath.Path, stop: Stop) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        ending = ending_of(error, workdir, stop)
-        if ending is None:
+        if (ending := ending_of(error, workdir, stop)) is None:
             raise
         raise ending from (error if isinstance(ending, RunFailedError) else None)
 
 
-def ending_of(
-    error: Exception, workdir: epath.Path, stop: Stop
-) -> BadInputError | RunFailedError | StoppedError | None:
+def ending_of(error: Exception, workdir: epath.Path, stop: Stop) -> Exception | None:
     """Returns the error of one line that stands for one that ends a run; None for all others."""
     match error:
         case StopRequestedError():

@@ -124,11 +124,13 @@ class Runtime(ExitStack):
             (config.data.train_split, self.data.train),
             (config.data.eval_split, self.data.eval),
         )
-        begin = f"finished before, after step {self.step:,}: evaluating"
-        if not self.finished:
-            begin = summary.describe(experiment, self.state.params, self.step)
-        own = getattr(self.data.train, "note", "")
-        for line in (overview(splits, self.task.unit), begin, *filter(None, [*notes, own])):
+        lines = [overview(splits, self.task.unit)]
+        lines.append(
+            f"finished before, after step {self.step:,}: evaluating"
+            if self.finished
+            else summary.describe(experiment, self.state.params, self.step)
+        )
+        for line in filter(None, [*lines, *notes, getattr(self.data.train, "note", "")]):
             self.note(line)
         self.watchdog.beat("compiling the first step")
         return self.state
@@ -172,14 +174,10 @@ class Runtime(ExitStack):
             workdirs.write_run(self.workdir, config, experiment.data_info.info, attention)
         again = ("eval",) if self.evaluation_due else ()
         self.writer.resume(self.step, again=again, written=written)
-        self.progress = Progress(
-            total_steps=experiment.total_steps,
-            start_step=self.step,
-            batch_size=config.batch_size,
-            unit=self.task.unit,
-            quiet=not is_followed(),
-        )
-        self.enter_context(closing(self.progress))
+        length = {"total_steps": experiment.total_steps, "start_step": self.step}
+        units = {"batch_size": config.batch_size, "unit": self.task.unit}
+        progress = Progress(**length, **units, quiet=not is_followed())
+        self.progress = self.enter_context(closing(progress))
         self.note = self.progress.note
         self.note_own = say if self.progress.quiet else self.note
         once = cache(self.note_own)  # every evaluation meets the same examples
@@ -199,11 +197,10 @@ class Runtime(ExitStack):
         end = self.step if self.is_over() else self.experiment.total_steps
         if self.step < end:
             self.note(COMPILING)
-        how = {"mesh": self.experiment.mesh, "batch_size": self.config.batch_size}
         own = read_batches(self.experiment, self.data, self.step, end, on_message=self.note_own)
         with closing(self.stop.reading(own)) as read:
             for batch in read:
-                yield global_batch(batch, **how)
+                yield global_batch(batch, self.experiment.mesh, self.config.batch_size)
 
     def saving(self) -> ExitStack:
         """Returns a context in which a stop request or a bad example ends the run with a save."""
@@ -408,15 +405,7 @@ def read_batches(
     experiment: Experiment, data: Data, start_step: int, num_steps: int, **options: Any
 ) -> Batches:
     """Returns this host's batches of steps start_step..num_steps - 1; see `train_batches`."""
-    config = experiment.config
-    return train_batches(
-        data.train,
-        transform=data.train_transform,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        positions=host_positions(experiment.mesh, config.batch_size),
-        start_step=start_step,
-        num_steps=num_steps,
-        **reading(config.data),
-        **options,
-    )
+    config, B = experiment.config, experiment.config.batch_size
+    how = {"seed": config.seed, "batch_size": B, "positions": host_positions(experiment.mesh, B)}
+    how |= {"start_step": start_step, "num_steps": num_steps, **reading(config.data), **options}
+    return train_batches(data.train, transform=data.train_transform, **how)

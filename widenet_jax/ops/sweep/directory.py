@@ -144,8 +144,8 @@ def check_finished(trials: Iterable[Trial], directory: Directory) -> None:
     """
     for trial in trials:
         workdir = directory.workdir(trial)
-        stored = absolute(workdir) / "config.json"
-        if directory.result(trial) is None or not stored.exists():
+        place = absolute(workdir)
+        if directory.result(trial) is None or not (place / "config.json").exists():
             continue
         from widenet_jax.run.workdir import changed_fields, list_changes  # imports JAX
 
@@ -153,7 +153,7 @@ def check_finished(trials: Iterable[Trial], directory: Directory) -> None:
             config = set_fields(load_config(trial.config), trial.fields())
         except BadInputError:  # the model that it started from may be gone: by the trial's own copy
             config = set_fields(load_config(trial.config), trial.fields(), workdir=workdir)
-        changed = changed_fields(stored, config)
+        changed = changed_fields(place, config)
         # Swept fields are part of the trial's name, except the directory of a backbone.
         changed = {key: text for key, text in changed.items() if key not in trial.settings}
         if changed:
