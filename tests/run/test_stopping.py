@@ -21,8 +21,8 @@ from small_runs import (
     wait_until,
 )
 
-from widenet_jax import train
 from widenet_jax.errors import StoppedError
+from widenet_jax.run import summary
 from widenet_jax.run.stopping import AGAIN, SIGNALS, Stop
 
 SLOW_DATA = "tests/with_slow_data.py"
@@ -83,14 +83,14 @@ def test_ctrl_c_after_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """The run finishes, and the message does not promise a stop."""
-    write, stop = train.summary.write_result, Stop()
+    write, stop = summary.write_result, Stop()
 
     def interrupted(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)  # the thread that receives it speaks
         write(*arguments)
 
-    monkeypatch.setattr(train.summary, "write_result", interrupted)
+    monkeypatch.setattr(summary, "write_result", interrupted)
     stop.listen()
     try:
         run_here(tmp_path, stop=stop)
@@ -105,11 +105,8 @@ def test_ctrl_c_after_the_last_step(
 def test_what_is_said_where_nothing_is_new():
     """Once the workdir was read, the message names the newest checkpoint, if there is one."""
     stop = Stop()
-    assert stop.nothing_new == f"nothing new to save. {AGAIN}"
-    stop.saved = 0
-    assert stop.nothing_new == f"nothing new to save. {AGAIN}"
-    stop.saved = 1200
-    assert stop.nothing_new == f"nothing new to save since step 1,200. {AGAIN}"
+    for stop.saved, since in ((None, ""), (0, ""), (1200, " since step 1,200")):
+        assert stop.nothing_new == f"nothing new to save{since}. {AGAIN}"
 
 
 @pytest.mark.slow
