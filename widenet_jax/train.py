@@ -95,7 +95,8 @@ def run(
     experiment = build_experiment(config, data.data_info, devices, attention=attention)
     notes = [chosen]  # for the user
     if mode == "train":
-        notes += on_every_host(workdirs.check_start, workdir, experiment, extend=extend)
+        length = on_every_host(workdirs.check_length, workdir, experiment, extend=extend)
+        notes += [length, on_every_host(workdirs.changed_imports, workdir, config)]
 
     with Runtime(experiment, data, workdir, stop, on_evaluation) as runtime:
         if mode != "train":

@@ -63,6 +63,11 @@ def ending_of(error: Exception, workdir: epath.Path, stop: Stop) -> Exception | 
     return None
 
 
+def not_finite(what: str, more: str = "") -> RunFailedError:
+    """Returns the error of a number that is not finite; `more` stands before the advice."""
+    return RunFailedError(f"{what} earlier checkpoints are kept. {more}{ADVICE}")
+
+
 def gone_text(workdir: epath.Path) -> str:
     """Returns the message of a run whose workdir was taken away."""
     return (

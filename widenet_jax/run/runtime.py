@@ -22,7 +22,7 @@ from widenet_jax.files import is_gone, is_remote
 from widenet_jax.optim.build import averaged
 from widenet_jax.run import summary
 from widenet_jax.run import workdir as workdirs
-from widenet_jax.run.failures import ADVICE, CallbackError, errors_in_one_line, gone_text
+from widenet_jax.run.failures import CallbackError, errors_in_one_line, gone_text, not_finite
 from widenet_jax.run.hosts import check_agreement, is_followed, on_every_host
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
 from widenet_jax.run.progress import Progress
@@ -273,10 +273,8 @@ class Runtime(ExitStack):
             what += f", one more than config.max_skipped_updates={allowed} allows"
         else:
             replay += ". --config.on_nonfinite=skip skips such updates"
-        raise RunFailedError(
-            f"{what}, in the batch of training {self.task.unit} {listed}; earlier checkpoints are "
-            f"kept. {replay}. {ADVICE}"
-        )
+        batch = f"in the batch of training {self.task.unit} {listed}"
+        raise not_finite(f"{what}, {batch};", f"{replay}. ")
 
     def log(self, metrics: Mapping) -> None:
         """Writes the step's metrics; waits for the device."""
@@ -310,10 +308,8 @@ class Runtime(ExitStack):
         scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
         for name, value in scalars.items():
             if not np.isfinite(value):
-                raise RunFailedError(
-                    f"evaluation {name.replace('_', ' ')} is {value} after step {step}; earlier "
-                    f"checkpoints are kept. {ADVICE}"
-                )
+                name = name.replace("_", " ")
+                raise not_finite(f"evaluation {name} is {value} after step {step};")
         if self.main_host:
             try:
                 self.on_evaluation(step, metrics)
@@ -347,10 +343,8 @@ class Runtime(ExitStack):
             self.check_kept()
             self.writer.flush()
             if not all_finite((state.params, state.opt_state, state.carry)):
-                raise RunFailedError(
-                    f"a parameter, a moment or the carry is not finite after step {self.step}; it "
-                    f"is not saved, and earlier checkpoints are kept. {ADVICE}"
-                )
+                what = f"a parameter, a moment or the carry is not finite after step {self.step}"
+                raise not_finite(f"{what}; it is not saved, and")
             more = {"evaluation_due": self.evaluation_due, OF_LAST: self.writer.written()}
             self.checkpoints.save(state, step=self.step, **more)
 

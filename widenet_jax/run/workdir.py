@@ -305,12 +305,6 @@ def git_state(directory: Path) -> dict[str, Any] | None:
         return None
 
 
-def check_start(workdir: epath.Path, experiment: Experiment, *, extend: bool) -> list[str]:
-    """Returns lines on what has changed since the run in the workdir began; see `check_length`."""
-    length = check_length(workdir, experiment, extend=extend)
-    return [length, changed_imports(workdir, experiment.config)]
-
-
 def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -> str:
     """Compares the length of an experiment with the length of the run in its workdir, if any.
 
@@ -326,33 +320,38 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
       BadInputError: the run is to become shorter; or longer, with another learning rate or other
         loops for steps that are done, and `extend` is False; or there is no run to extend.
     """
+    problem, line = compare_lengths(workdir, experiment, extend=extend)
+    if problem:
+        raise BadInputError(problem)
+    return line
+
+
+def compare_lengths(
+    workdir: epath.Path, experiment: Experiment, *, extend: bool
+) -> tuple[str, str]:
+    """Returns why a run cannot have another length, and the line of one that can; "" for none."""
     config, earlier = experiment.config, earlier_config(workdir)
     if earlier is None:
-        if extend:
-            raise BadInputError(f"--extend: --workdir={workdir} holds no run yet; leave it out")
-        return ""
+        return f"--extend: --workdir={workdir} holds no run yet; leave it out" * extend, ""
     stored = earlier["duration"]
     sizes = {"batch_size": config.batch_size, "num_examples": experiment.data_info.num_examples}
     before, now = to_steps(stored, field="config.duration", **sizes), experiment.total_steps
     if now < before:
-        raise BadInputError(
-            f"--workdir={workdir} holds a run of another config (duration: {stored!r} there, "
-            f"{config.duration!r} here, which is shorter); a run can only become longer: repeat "
-            "its config to resume it, or name a new --workdir"
-        )
-    done = max(steps_in(workdir / LAST), default=0)
-    changes = changes_by_length(experiment, before, done)
-    if not changes:
-        return ""
+        there = f"duration: {stored!r} there, {config.duration!r} here, which is shorter"
+        return (
+            f"--workdir={workdir} holds a run of another config ({there}); a run can only become "
+            "longer: repeat its config to resume it, or name a new --workdir"
+        ), ""
+    changes = changes_by_length(experiment, before, max(steps_in(workdir / LAST), default=0))
     change = "; ".join(changes.values())
     change += f". A run of {now:,} steps from the start would have had others"
-    if not extend:
-        raise BadInputError(
-            f"--workdir={workdir} holds a run of {before:,} steps, and config.duration="
-            f"{config.duration!r} makes it {now:,}, with {' and '.join(changes)}: {change}. To "
-            "continue like this add --extend"
-        )
-    return f"extended from {before:,} to {now:,} steps: {change}"
+    if extend or not changes:
+        return "", f"extended from {before:,} to {now:,} steps: {change}" if changes else ""
+    return (
+        f"--workdir={workdir} holds a run of {before:,} steps, and config.duration="
+        f"{config.duration!r} makes it {now:,}, with {' and '.join(changes)}: {change}. To "
+        "continue like this add --extend"
+    ), ""
 
 
 def changes_by_length(experiment: Experiment, before: int, done: int) -> dict[str, str]:
