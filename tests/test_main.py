@@ -16,7 +16,9 @@ import pytest
 from etils import epath
 from fsspec.exceptions import FSTimeoutError
 from refusals import refused
+from small_runs import shared_experiment
 
+from widenet_jax import train
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import exit_code_of
 from widenet_jax.errors import RunFailedError
@@ -180,8 +182,9 @@ def test_fields_are_set_with_their_types():
     assert config.batch_size == load_config("configs/imagenet.py").batch_size
 
 
-def test_a_run_for_programs(capsys: pytest.CaptureFixture, tmp_path: Path):
+def test_a_run_for_programs(capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch):
     """stdout is one JSON object; progress goes to stderr. Evaluation needs only the workdir."""
+    monkeypatch.setattr(train, "build_experiment", shared_experiment)
     workdir = f"--workdir={tmp_path / 'run'}"  # with the config, in config.json
     assert main(["main", *SMALL_VIT, workdir, "--json"]) == 0
     out, err = capsys.readouterr()

@@ -26,6 +26,7 @@ from small_runs import (
     final_state,
     finish,
     last_step,
+    lines_in,
     metrics_of,
     run_here,
     small_config,
@@ -80,11 +81,6 @@ def begin(workdir: Path, run: str, **changes: object) -> list[subprocess.Popen]:
     if run == "digits of two":
         return start_two(workdir, **changes)
     return [start(command(workdir, run=run, **changes))]
-
-
-def lines_in(workdir: Path) -> list[str]:
-    metrics = workdir / "metrics.jsonl"
-    return metrics.read_text().splitlines() if metrics.exists() else []
 
 
 def is_saving(workdir: Path) -> bool:

@@ -15,6 +15,7 @@ from small_runs import (
     commands_of_two,
     finish,
     last_step,
+    lines_in,
     metrics_of,
     run_here,
     start,
@@ -38,11 +39,6 @@ def stopped(process: subprocess.Popen, code: int = 143) -> str:
 def slowly(arguments: list[str], source: str) -> list[str]:
     """Returns the same command with one of the slow data sources."""
     return [arguments[0], SLOW_DATA, *arguments[3:], f"--config.data.source={source}"]
-
-
-def lines_in(workdir: Path) -> int:
-    metrics = workdir / "metrics.jsonl"
-    return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
 class SignalAfterThreeSteps(Stop):
@@ -115,7 +111,7 @@ def test_while_evaluating(tmp_path: Path):
     every = {"evaluation.every": "5 steps", "evaluation.batch_size": 32}
     finish(start(command(tmp_path / "unbroken", **every)))
     run = start(slowly(command(tmp_path / "run", **every), "slowly_tested_digits"))
-    wait_until(lambda: lines_in(tmp_path / "run") >= 5, run)
+    wait_until(lambda: len(lines_in(tmp_path / "run")) >= 5, run)
     time.sleep(1.0)
     run.send_signal(signal.SIGTERM)
     assert "saved after step 5." in stopped(run)
@@ -137,7 +133,7 @@ def test_while_evaluating(tmp_path: Path):
 def test_while_waiting_for_data(tmp_path: Path):
     """A reader hangs: the finished steps are saved without waiting for it."""
     run = start(slowly(command(tmp_path), "hanging_digits"))
-    wait_until(lambda: lines_in(tmp_path) >= 8, run)
+    wait_until(lambda: len(lines_in(tmp_path)) >= 8, run)
     time.sleep(2.0)
     trained = len(metrics_of(tmp_path))
     run.send_signal(signal.SIGTERM)
@@ -157,7 +153,7 @@ def test_the_second_sigterm_ends_at_once(tmp_path: Path):
     """Two processes wait for a hanging reader: neither may end alone before a second signal."""
     commands = commands_of_two(tmp_path / "run", duration="200 steps")
     runs = [start(slowly(arguments, "hanging_digits"), devices=2) for arguments in commands]
-    wait_until(lambda: lines_in(tmp_path / "run") >= 25, runs[0])
+    wait_until(lambda: len(lines_in(tmp_path / "run")) >= 25, runs[0])
     time.sleep(3.0)  # let the steps before the hanging image finish
     runs[0].send_signal(signal.SIGTERM)
     time.sleep(2.0)

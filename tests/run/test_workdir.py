@@ -70,6 +70,8 @@ WILD += "name without it"
 REFUSED = [
     ("run", "train", {"seed": 1}, CHANGED.format(SEEN)),
     ("run", "eval", {"seed": 1}, CHANGED.format(SEEN)),
+    ("run", "train", {"model.loop.core": ((1, 4),)},
+     CHANGED.format("model.loop.core: [[1, 3]] there, [[1, 4]] here")),
     ("run", "train", {"model.moe.num_experts": 2, "seed": 1},
      CHANGED.format(f"model.moe.num_experts: 4 there, 2 here; {SEEN}")),
     ("run", "eval", {"duration": "9 epochs"},
