@@ -385,8 +385,8 @@ def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, ca
         run_here(workdir, **changes)
     assert "saved after step 3" in capsys.readouterr().err
     assert last_step(workdir) == 3
-    bad.write_bytes(good)
-    run_here(workdir, **changes)
+    bad.write_bytes(good)  # another content, as the run with --extend accepts
+    train_here(small_config(**changes), workdir, extend=True)
     assert "resuming after step 3" in capsys.readouterr().err
     assert [r["step"] for r in metrics_of(workdir, "eval")] == [3, 5, 8, 10]
 
