@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from widenet_jax.ops.sweep.seeds import mean_of
 from widenet_jax.ops.sweep.trials import Outcome, Status, Trial
 from widenet_jax.papers.experiments import EXPERIMENTS, TOP_1, chosen
-from widenet_jax.papers.runs import Measured, mean_of
+from widenet_jax.papers.runs import Measured
 from widenet_jax.papers.scales import SCALES, run_of
 from widenet_jax.papers.tables import (
     INTERVALS,

@@ -25,6 +25,7 @@ from widenet_jax.ops.analysis.usage import ActiveUnits, ExpertUsage, measure_act
 from widenet_jax.ops.benchmark import report as benchmark_report
 from widenet_jax.ops.benchmark.feed_forward import LayerSize, feed_forward_row, sizes
 from widenet_jax.ops.plan.topology import parse_topology
+from widenet_jax.ops.sweep.seeds import std_of
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
@@ -198,7 +199,7 @@ def cells(one: np.ndarray | ActiveUnits | ExpertUsage, statistic: str) -> list[s
     if statistic in VECTORS:
         means = one.mean(axis=1)
         alike = " (no spread)" * (len(one) > 1)
-        spread = f" ± {means.std(ddof=1):.4f}" if varies(means) else alike
+        spread = f" ± {std_of(means):.4f}" if varies(means) else alike
         by_block = [f"{value:.4f}" for value in one.mean(axis=0)]
         return [*by_block, f"{one.mean():.4f}{spread}", str(len(one))]
     if statistic == "active":

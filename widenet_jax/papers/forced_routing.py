@@ -14,6 +14,7 @@ from widenet_jax.files import read_json, write_json
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.loops import measure_loops
 from widenet_jax.ops.analysis.usage import measure_usage
+from widenet_jax.ops.sweep.seeds import interval_text
 from widenet_jax.ops.sweep.trials import Status
 from widenet_jax.papers.contrasts import plot_seeds
 from widenet_jax.papers.experiments import PaperExperiment
@@ -21,7 +22,6 @@ from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.papers.tables import page
 from widenet_jax.run.figures import MARKERS, PALETTE, save, subplots
-from widenet_jax.run.intervals import mean_over_seeds, no_interval
 from widenet_jax.run.tables import table_of
 
 # Of `measure_loops`, as means over layers and loops -> name in tables and pictures.
@@ -80,9 +80,7 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
 
     def difference(row: Row) -> str:
         lost = differences(row)
-        ends = mean_over_seeds(lost)
-        beside = "{:+.4f} to {:+.4f}".format(*ends) if ends else no_interval(len(lost))
-        return f"{statistics.fmean(lost):+.4f} ({beside})"
+        return f"{statistics.fmean(lost):+.4f} ({interval_text(lost, '+.4f')})"
 
     columns = {
         "": lambda row: row["label"],

@@ -1,16 +1,16 @@
 """Runs the trials of experiments and collects their measurements."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from widenet_jax.ops.sweep.directory import Directory, diverged, has_result
 from widenet_jax.ops.sweep.runner import Listed, Runner
+from widenet_jax.ops.sweep.seeds import mean_over_seeds
 from widenet_jax.ops.sweep.trials import MakeCommand, Outcome, Status, Trial
 from widenet_jax.papers.experiments import Metric
 from widenet_jax.papers.scales import Run
-from widenet_jax.run.intervals import Interval, accuracy_interval, mean_over_seeds
+from widenet_jax.run.intervals import Interval, accuracy_interval
 
 Trials = Mapping[Run, Sequence[Trial]]  # of each run, one for each seed
 
@@ -62,18 +62,6 @@ class Measured:
 
 
 Measurements = Mapping[Run, Measured]
-
-
-def mean_of(values: Sequence[float]) -> float | None:
-    """Averages the finite values; NaN where none is finite, None where there is no value."""
-    finite = [value for value in values if math.isfinite(value)]
-    return statistics.fmean(finite) if finite else math.nan if values else None
-
-
-def std_of(values: Sequence[float]) -> float | None:
-    """Standard deviation (n - 1) of the finite values; None for fewer than two."""
-    finite = [value for value in values if math.isfinite(value)]
-    return statistics.stdev(finite) if len(finite) > 1 else None
 
 
 def carry_out(

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from widenet_jax.ops.plan.printed import TEXT
+from widenet_jax.ops.sweep.seeds import SIGNIFICANT, judged, mean_of, no_interval, order_of, std_of
 from widenet_jax.ops.sweep.trials import Status
 from widenet_jax.papers.experiments import EXPERIMENTS, PaperExperiment, PaperRow
-from widenet_jax.papers.runs import Measured, Measurements, mean_of, std_of
+from widenet_jax.papers.runs import Measured, Measurements
 from widenet_jax.papers.scales import Scale, run_of
-from widenet_jax.run.intervals import SIGNIFICANT, no_interval, varies
+from widenet_jax.run.intervals import varies
 from widenet_jax.run.tables import markdown_table, table_of
 
 Row = Mapping[str, Any]
@@ -209,8 +209,7 @@ def against(experiment: PaperExperiment, row: Row, rows: Sequence[Row]) -> str:
         return "a seed diverged"
     untested = "" if any(varies(of["values"]) for of in pair) else " without spread"
     untested = " by one seed" if 1 in (len(of["values"]) for of in pair) else untested
-    direction = 1 if experiment.metric.higher_is_better else -1
-    return ("undecided", "better", "worse")[sign * direction] + untested
+    return judged(sign, higher_is_better=experiment.metric.higher_is_better) + untested
 
 
 def paper_sign(experiment: PaperExperiment, one: Row, other: Row) -> int:
@@ -224,18 +223,10 @@ def paper_sign(experiment: PaperExperiment, one: Row, other: Row) -> int:
 
 
 def sign_of(one: Row, other: Row) -> int | None:
-    """Sign of the first row's mean minus the second's here; None where a seed diverged.
-
-    0: not significant by Welch's t-test over the seeds. Where a row has a single seed, or neither
-    row's seeds vary, there is no such test, and only the sign counts.
-    """
+    """Returns `order_of` the rows' seeds here; None where a seed diverged."""
     if Status.DIVERGED in (*one["statuses"], *other["statuses"]):
         return None
-    sign = int(np.sign(one["mean"] - other["mean"])) * varies((one["mean"], other["mean"]))
-    a, b = one["values"], other["values"]
-    if min(len(a), len(b)) > 1 and (varies(a) or varies(b)):
-        sign *= int(stats.ttest_ind(a, b, equal_var=False).pvalue < SIGNIFICANT)
-    return sign
+    return order_of(one["values"], other["values"])
 
 
 def verdict(ours: int | None, printed: int) -> str:
