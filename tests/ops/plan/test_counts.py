@@ -10,8 +10,7 @@ def test_image_models_of_table_5():
     """The plain ViT-B, one with shared blocks, which the paper does not print, and a slip."""
     shared = Printed("vit_b,share=true", "shared")
     plain, other, slip = (
-        image_row(row, num_classes=10, pre_logits=False)
-        for row in (FINETUNING[0], shared, FINETUNING[4])
+        image_row(row, 10, pre_logits=False) for row in (FINETUNING[0], shared, FINETUNING[4])
     )
     assert plain["params"] == plain["params_unrolled"] == other["params_unrolled"] == 85_806_346
     assert plain["agrees"] and "note" not in plain and other["agrees"] is None
