@@ -113,7 +113,7 @@ class Search(Listed):
                 f"({stored['space']}); name a new --workdir, or repeat it to resume"
             )
         self.proposed = stored.get("proposed", [])
-        self.trials = [self.trial_of(number, one) for number, one in enumerate(self.proposed)]
+        self.trials = [self.trial_of(*one) for one in enumerate(self.proposed)]
         self.running: dict[str, Any] = {}  # Optuna's trial, by name
         self.study = self.optuna.create_study(
             study_name="search",  # Hyperband's brackets follow from the name
