@@ -12,16 +12,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from widenet_jax.ops.sweep.seeds import (
-    SIGNS,
-    Found,
-    compare,
-    interval_text,
-    mean_of,
-    mean_over_seeds,
-    no_interval,
-    paired,
-)
+from widenet_jax.ops.sweep import seeds
+from widenet_jax.ops.sweep.seeds import SIGNS, Found
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.run.figures import PALETTE, save, subplots
 from widenet_jax.run.tables import table_of
@@ -38,11 +30,11 @@ def contrasts_of(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]])
     """Computes the contrasts of an experiment from the rows of `tables.rows_of`."""
     by_label = {row["label"].strip(): row["by_seed"] for row in rows}
     values = {
-        one.label: paired(*([by_label.get(name, {}) for name in side] for side in one[1:3]))
+        one.label: seeds.paired(*([by_label.get(name, {}) for name in side] for side in one[1:3]))
         for one in experiment.contrasts
     }
     claims = {one.label: one.paper for one in experiment.contrasts}
-    return compare(values, experiment.margin, claims)
+    return seeds.compare(values, experiment.margin, claims)
 
 
 def markdown(experiment: PaperExperiment, found: Sequence[Found]) -> str:
@@ -53,7 +45,7 @@ def markdown(experiment: PaperExperiment, found: Sequence[Found]) -> str:
         f"contrast, {experiment.metric.label}": lambda one: one.label,
         "the paper": lambda one: SIGNS[one.paper],
         "mean": lambda one: format(one.mean, spec),
-        "95%": lambda one: interval_text(one.values, spec),
+        "95%": lambda one: seeds.interval_text(one.values, spec),
         "seeds": lambda one: str(len(one.values)),
         "p": lambda one: "" if math.isnan(one.p) else f"{one.p:.3f}",
         "verdict": lambda one: one.verdict,
@@ -96,9 +88,9 @@ def plot_seeds(axis: Axes, by_label: Mapping[str, Sequence[float]]) -> None:
     axis.axvline(0, color="0.4", linewidth=1)
     for place, (label, values) in enumerate(by_label.items()):
         axis.plot(values, [place] * len(values), "o", color=PALETTE[0], alpha=0.4)
-        ends = mean_over_seeds(values)
+        ends = seeds.mean_over_seeds(values)
         axis.plot(ends or (), [place, place] if ends else (), color=PALETTE[1], linewidth=2)
-        names.append(label if ends else f"{label} ({no_interval(len(values))})")
-        axis.plot(mean_of(values), place, "D", color=PALETTE[1])
+        names.append(label if ends else f"{label} ({seeds.no_interval(len(values))})")
+        axis.plot(seeds.mean_of(values), place, "D", color=PALETTE[1])
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)

@@ -255,7 +255,7 @@ def chosen(names: Sequence[str], sizes: Sequence[str] = PAPER_SIZES) -> list[Pap
         choose(dict.fromkeys(PAPER_SIZES), size, field="sizes")
     wanted = {one for name in names for one in GROUPS.get(name, [name])}
     reduced = [one.of_sizes(sizes) for name, one in EXPERIMENTS.items() if name in wanted]
-    for one in reduced:
-        if not one.rows and not one.layer and one.name in names:
-            raise BadInputError(f"--sizes={','.join(sizes)}: {one.name} has no row of that size")
-    return [one for one in reduced if one.rows or one.layer]
+    empty = [one.name for one in reduced if not one.rows and not one.layer]
+    for name in (name for name in empty if name in names):
+        raise BadInputError(f"--sizes={','.join(sizes)}: {name} has no row of that size")
+    return [one for one in reduced if one.name not in empty]

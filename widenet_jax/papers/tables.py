@@ -56,22 +56,12 @@ def rows_of(
         run = run_of(scale, experiment, row)
         of = measured[run]
         values = of.values(experiment.metric)
-        rows.append(
-            {
-                "label": row.label,
-                "size": row.size,
-                "variant": run.model,
-                "same_as": seen.get(run),
-                "params": of.params,
-                "paper": row.paper,
-                "values": values,
-                "by_seed": of.by_seed(experiment.metric),
-                "mean": mean_of(values),
-                "std": std_of(values),
-                "interval": of.interval(experiment.metric),
-                "statuses": [outcome.status for outcome in of.outcomes],
-            }
-        )
+        found = {"label": row.label, "size": row.size, "variant": run.model}
+        found |= {"same_as": seen.get(run), "params": of.params, "paper": row.paper}
+        found |= {"values": values, "by_seed": of.by_seed(experiment.metric)}
+        found |= {"mean": mean_of(values), "std": std_of(values)}
+        found |= {"interval": of.interval(experiment.metric)}
+        rows.append(found | {"statuses": [outcome.status for outcome in of.outcomes]})
         seen.setdefault(run, row.label.strip())
     return rows
 
@@ -100,11 +90,10 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
 
 def table_2(scale: Scale, measured: Measurements) -> str:
     """Writes Table 2 whole: every text model with its four columns and their mean."""
-    cells = [["", "paper, parameters"]]
     experiments = {name: EXPERIMENTS[f"table2_{name}"] for name in TEXT_COLUMNS}
     names = [one.title.removeprefix("Table 2: ") for one in experiments.values()]
-    for name in (*names, "mean"):
-        cells[0] += [f"paper, {name}", f"ours, {name}"]
+    header = [text for name in (*names, "mean") for text in (f"paper, {name}", f"ours, {name}")]
+    cells = [["", "paper, parameters", *header]]
     for printed in TEXT:
         cells.append([printed.model, f"{printed.millions}M"])
         means = []
@@ -150,13 +139,14 @@ def ours(row: Row, decimals: int) -> str:
         return f"as {row['same_as']}"
     counts, parts = Counter(row["statuses"]), []
     if done := counts.pop(Status.DONE, 0):
-        spread, seeds = "", f"{done} seed{'s' if done > 1 else ''}"
-        if row["std"] is not None:
-            spread = f" ± {row['std']:.{decimals + 1}f}" if row["interval"] else ""
-            seeds += "" if row["interval"] else f"; {no_interval(done)}"
+        spec, spread, behind = f".{decimals + 1}f", "", f"{done} seed{'s' if done > 1 else ''}"
         if row["interval"]:
-            seeds += "; 95%: " + " to ".join(f"{end:.{decimals + 1}f}" for end in row["interval"])
-        parts.append(f"{row['mean']:.{decimals + 1}f}{spread} ({seeds})")
+            behind += "; 95%: " + " to ".join(format(end, spec) for end in row["interval"])
+        if row["std"] is not None and row["interval"]:
+            spread = f" ± {row['std']:{spec}}"
+        elif row["std"] is not None:
+            behind += f"; {no_interval(done)}"
+        parts.append(f"{row['mean']:{spec}}{spread} ({behind})")
     return "; ".join([*parts, *(f"{count} {status}" for status, count in counts.items())])
 
 
@@ -203,12 +193,13 @@ def against(experiment: PaperExperiment, row: Row, rows: Sequence[Row]) -> str:
     has no test; "" a row that did not run.
     """
     pair = next((of for of in compared(experiment, rows) if of[0] is row), ())
-    if not pair or not all(of["values"] for of in pair):
+    values = [of["values"] for of in pair]
+    if not pair or not all(values):
         return ""
     if (sign := sign_of(*pair)) is None:
         return "a seed diverged"
-    untested = "" if any(varies(of["values"]) for of in pair) else " without spread"
-    untested = " by one seed" if 1 in (len(of["values"]) for of in pair) else untested
+    untested = "" if any(map(varies, values)) else " without spread"
+    untested = " by one seed" if 1 in map(len, values) else untested
     return judged(sign, higher_is_better=experiment.metric.higher_is_better) + untested
 
 
