@@ -18,7 +18,7 @@ from widenet_jax.config.imports import PACKAGE
 from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.hlo import Module, parse
-from widenet_jax.ops.plan.pricing import price_module
+from widenet_jax.ops.plan.pricing import TIMES, price_module
 from widenet_jax.ops.plan.schedule import Schedules
 from widenet_jax.ops.plan.topology import parse_topology
 from widenet_jax.run.figures import PALETTE, save, subplots
@@ -92,7 +92,7 @@ def calibrate(row: Measurement, cache: Path, note: Callable[[str], None]) -> dic
     """Compiles and prices a row's programs."""
     compiler = TpuCompiler(parse_topology(row.tpu, field=row.name), cache=cache, note=note)
     mesh = Mesh(np.array(compiler.devices[: row.devices]), ("data",))
-    times = dict.fromkeys(("ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms"), 0.0)
+    times = dict.fromkeys(TIMES, 0.0)
     with jax.set_mesh(mesh):
         for weight, function, args in row.programs():
             step = compiler.compile_lowered(row.name, jax.jit(function).lower(*args))

@@ -53,14 +53,14 @@ def parse_space(texts: Sequence[str]) -> Space:
             low, high = map(int if kind == "int" else float, ends)
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
                 raise ValueError("the first number must be below the second")
-            if kind == "int":
-                space[name] = distributions.IntDistribution(low, high)
-            else:
-                space[name] = distributions.FloatDistribution(low, high, log=kind == "log")
         except ValueError as error:
             raise BadInputError(
                 f"--space {text!r}: {error}; give two numbers, as in {kind}:1:8"
             ) from None
+        if kind == "int":
+            space[name] = distributions.IntDistribution(low, high)
+        else:
+            space[name] = distributions.FloatDistribution(low, high, log=kind == "log")
     return space
 
 
@@ -178,10 +178,10 @@ class Search(Listed):
         """Reports new evaluations to Optuna, and tells whether to end the trial early."""
         if not self.options.prune:
             return False
-        asked, values = self.running[trial.name], self.evaluations(trial)
+        asked = self.running[trial.name]
         reported = self.study.get_trials(deepcopy=False)[asked.number].intermediate_values
-        for step in range(len(reported) + 1, len(values) + 1):
-            asked.report(values[step - 1], step)
+        for step, value in [*enumerate(self.evaluations(trial), 1)][len(reported) :]:
+            asked.report(value, step)
             if asked.should_prune():
                 return True
         return False
@@ -195,9 +195,8 @@ class Search(Listed):
         super().tell(outcome)
         if outcome.status in STATES:
             state = self.optuna.trial.TrialState[STATES[outcome.status]]
-            self.study.tell(
-                self.running.pop(outcome.trial.name), outcome.result.get(self.metric), state=state
-            )
+            asked = self.running.pop(outcome.trial.name)
+            self.study.tell(asked, outcome.result.get(self.metric), state=state)
 
     def close(self) -> None:
         self.lock.close()
