@@ -176,9 +176,9 @@ class Tools:
         if self.dry:
             return subprocess.CompletedProcess(command, 0, dry_answer, "")
         pipe = subprocess.PIPE if captured else None
-        options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
+        options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
         try:
-            process = subprocess.Popen(list(command), text=True, errors="replace", **options)
+            process = subprocess.Popen(list(command), errors="replace", **options)
         except FileNotFoundError:
             raise BadInputError(
                 f"{command[0]} was not found on PATH; docs/LAUNCH.md lists what a launch requires"

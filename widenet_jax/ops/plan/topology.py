@@ -153,7 +153,7 @@ def parse_topology(text: str, *, field: str = "--topology") -> Topology:
     if match[2]:
         chips = chips_of(generation, int(match[2]), flag=f"{field}={text}")
         return Topology(text, generation, squarest(chips, chip.dimensions))
-    topology = Topology(text, generation, tuple(int(n) for n in match[3].split("x")))
+    topology = Topology(text, generation, tuple(map(int, match[3].split("x"))))
     if not 0 < topology.num_chips <= chip.pod:
         raise BadInputError(
             f"{field}={text}: a slice of {generation} has 1 to {chip.pod:,} chips, at least one "
@@ -172,9 +172,8 @@ def chips_of(generation: str, count: int, *, flag: str) -> int:
     per_chip = chip.cores if chip.name_counts == "cores" else 1
     chips, rest = divmod(count, per_chip)
     if chip.dimensions == 3:
-        step = 4 * per_chip
-        sizes = f"multiples of {step} {chip.name_counts} (whole hosts of four chips)"
-        offered = count > 0 and count % step == 0
+        sizes = f"multiples of {4 * per_chip} {chip.name_counts} (whole hosts of four chips)"
+        offered = not rest and chips > 0 and chips % 4 == 0
     else:
         smallest = 1 if per_chip == 1 else 4
         sizes = f"powers of two of at least {smallest * per_chip} {chip.name_counts}"

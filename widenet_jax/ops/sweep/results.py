@@ -173,9 +173,9 @@ class Results:
         """Returns tables for people, their directory and the command of the best trial."""
         parts = [self.trial_table()]
         if means := self.over_seeds():
+            columns = [name for name in means[0] if name != "interval"]
             rows = [row | {LEVEL: over_seeds_text(row)} for row in means]
-            columns = [name for name in rows[0] if name != "interval"]
-            parts.append("over seeds\n" + table(rows, columns))
+            parts.append("over seeds\n" + table(rows, [*columns, LEVEL]))
         if found := self.differences():
             rows = [row | {LEVEL: over_seeds_text(row), "": self.verdict(row)} for row in found]
             columns = [name for name in [*found[0], LEVEL] if name not in ("interval", "p")]
@@ -244,8 +244,8 @@ class Results:
         workdirs, metric = [row["workdir"] for row in curves], self.primary_metric.name
         draw_learning_curves(workdirs, curves_file, metric=metric, names=names, splits=("eval",))
         if self.fields:
-            of = self.done, shown, self.metric, axes_file, self.bars()
-            draw_against(*of, label=self.shown_metric)
+            label = self.shown_metric
+            draw_against(self.done, shown, self.metric, axes_file, self.bars(), label=label)
 
     def bars(self) -> list[dict[str, Any]]:
         """Returns the rows whose intervals are drawn: of means over seeds, else of accuracies."""

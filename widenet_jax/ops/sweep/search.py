@@ -16,7 +16,7 @@ from typing import Any
 from widenet_jax.config.parser import Options
 from widenet_jax.errors import BadInputError, require
 from widenet_jax.files import write_json
-from widenet_jax.ops.sweep.axes import Settings, field_name, parse_values
+from widenet_jax.ops.sweep.axes import Settings, parse_values, split_axis
 from widenet_jax.ops.sweep.directory import Directory, locked
 from widenet_jax.ops.sweep.runner import Listed
 from widenet_jax.ops.sweep.trials import Outcome, Status, Trial, make
@@ -39,10 +39,7 @@ def parse_space(texts: Sequence[str]) -> Space:
     distributions = require("optuna", **NEEDED).distributions
     space: dict[str, Any] = {}
     for text in texts:
-        name, equals, values = text.partition("=")
-        name = field_name(name)
-        if not (name and equals and values):
-            raise BadInputError(f"--space {text!r}: write FIELD=log:LOW:HIGH or FIELD=VALUE,VALUE")
+        name, values = split_axis(text, "--space", "FIELD=log:LOW:HIGH or FIELD=VALUE,VALUE")
         if name in space:
             raise BadInputError(f"--space {text!r}: {name} already has a space; keep one of them")
         kind, *ends = values.split(":")
