@@ -125,7 +125,7 @@ def job_of(options: Options) -> Job:
         arguments=(*places, *["--extend"] * options.extend, *options.fields),
         queued=options.backend == QUEUED,
         spot=options.spot,
-        runtime_version=options.runtime_version or requests.RUNTIME_VERSIONS[tpu.generation],
+        runtime_version=options.runtime_version or tpu.chip.image,
         gcloud_flags=requests.split_gcloud_flags(options.gcloud_flags),
     )
 

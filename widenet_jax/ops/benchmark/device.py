@@ -26,7 +26,7 @@ from widenet_jax.files import write_json, write_text
 from widenet_jax.nn.attention.implementations import AUTO, candidate_for
 from widenet_jax.nn.moe.dispatch import DISPATCHERS
 from widenet_jax.ops.benchmark.feed_forward import DispatchSize, dispatch_output, dispatch_row
-from widenet_jax.ops.benchmark.report import TPU_KINDS, cell, chip_of, median_seconds, mfu, table
+from widenet_jax.ops.benchmark.report import cell, chip_of, median_seconds, mfu, table
 from widenet_jax.ops.benchmark.train_step import train_step_row
 from widenet_jax.ops.plan.planner import data_info
 from widenet_jax.run.attention import TOLERANCE, Problem, chosen_by_measuring, difference, measured
@@ -247,7 +247,7 @@ def slice_name(device_kind: str, devices: int) -> str | None:
     if not (chip := chip_of(device_kind)):
         return None
     per_device = chip.cores // chip.devices if chip.name_counts == "cores" else 1
-    return f"{TPU_KINDS[device_kind]}-{devices * per_device}"
+    return f"{chip.name}-{devices * per_device}"
 
 
 def add_plans(report: Mapping[str, Any], plan: Callable[..., Any]) -> None:

@@ -24,7 +24,7 @@ from widenet_jax.nn.moe.slots import UNLIMITED
 from widenet_jax.ops.benchmark.report import median_seconds
 from widenet_jax.ops.plan.compile import compile_lowered, peak_bytes, tpu_devices
 from widenet_jax.ops.plan.hlo import parse
-from widenet_jax.ops.plan.pricing import price_module
+from widenet_jax.ops.plan.pricing import price_module, totals
 from widenet_jax.ops.plan.topology import Topology
 from widenet_jax.sharding import build_mesh
 
@@ -187,6 +187,7 @@ def priced(lowered: Any, topology: Topology) -> dict[str, Any]:
     """Compiles a program for a TPU and prices it; returns ms, guessed and memory_gib."""
     step = compile_lowered(lowered)
     prices = price_module(parse(step.hlo), step.schedules, topology) if step.fits else []
-    ms = sum(price.ms for price in prices) or None
-    guessed = sum(price.roofline_ms for price in prices) / ms if ms else None
+    sums = totals(prices)
+    ms = sums["ms"] or None
+    guessed = sums["roofline_ms"] / ms if ms else None
     return {"ms": ms, "guessed": guessed, "memory_gib": step.peak_bytes / 2**30}

@@ -10,7 +10,7 @@ import jax
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from widenet_jax.ops.plan.topology import CHIPS, Chip
+from widenet_jax.ops.plan.topology import CHIPS, GPUS, Chip
 from widenet_jax.run.figures import MARKERS, run_colour, subplots
 from widenet_jax.run.tables import markdown_table
 
@@ -71,32 +71,9 @@ def describe(name: str, value: Any) -> str:
     return value if isinstance(value, str) else f"{name.replace('_', ' ')} {value}"
 
 
-# Dense bfloat16 FLOP/s without sparsity, from NVIDIA's data sheets. The keys are parts of
-# `device.device_kind`, whole words of it; the first match counts, so H100 NVL stands before H100.
-GPUS = {
-    "B200": 2250e12,
-    "GH200": 990e12,
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-}
-TPU_KINDS = {
-    **{f"TPU {name}": name for name in ("v2", "v3", "v4", "v5e", "v5p", "v6e")},
-    "TPU v5 lite": "v5e",
-    "TPU v5": "v5p",
-    "TPU v6 lite": "v6e",
-}
-
-
 def chip_of(device_kind: str) -> Chip | None:
     """Returns the TPU's generation; None for other devices."""
-    return CHIPS.get(TPU_KINDS.get(device_kind))
+    return next((chip for chip in CHIPS.values() if device_kind in chip.kinds), None)
 
 
 def peak_flops(device_kind: str) -> float | None:

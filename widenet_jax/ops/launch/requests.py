@@ -23,13 +23,6 @@ CREATE_FOLDER = f"mkdir -p -m 700 {REMOTE}"
 LAUNCHER = "widenet_jax.cli.launch_tpu"  # scripts/launch_tpu.py, which no wheel has
 SSH_KEY = "~/.ssh/google_compute_engine"  # the key that gcloud uses, and creates where it is absent
 SECRET = "WANDB_API_KEY"  # an environment variable, copied to a file of mode 0600
-# The TPU VM image of each generation: docs.cloud.google.com/tpu/docs/runtimes, November 2026.
-RUNTIME_VERSIONS = {
-    **dict.fromkeys(("v2", "v3", "v4"), "tpu-ubuntu2204-base"),
-    "v5e": "v2-alpha-tpuv5-lite",
-    "v5p": "v2-alpha-tpuv5",
-    "v6e": "v2-alpha-tpuv6e",
-}
 # Flags of `gcloud ... create` that the launcher sets, or that would change what it waits for.
 OWN_FLAGS = {"--zone", "--project", "--spot", "--accelerator-type", "--type", "--topology",
              "--version", "--runtime-version", "--node-id", "--node-prefix", "--node-count",

@@ -18,7 +18,7 @@ from widenet_jax.config.imports import PACKAGE
 from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.hlo import Module, parse
-from widenet_jax.ops.plan.pricing import TIMES, price_module
+from widenet_jax.ops.plan.pricing import TIMES, price_module, totals
 from widenet_jax.ops.plan.schedule import Schedules
 from widenet_jax.ops.plan.topology import parse_topology
 from widenet_jax.run.figures import PALETTE, save, subplots
@@ -100,9 +100,8 @@ def calibrate(row: Measurement, cache: Path, note: Callable[[str], None]) -> dic
                 raise BadInputError(f"--rows {row.name}: it does not fit a device of {row.tpu}")
             module = parse(step.hlo)
             schedules = step.schedules | kernels_computing(module, step.schedules, row.computed)
-            for price in price_module(module, schedules, compiler.topology):
-                for time in times:
-                    times[time] += weight * getattr(price, time)
+            for time, ms in totals(price_module(module, schedules, compiler.topology)).items():
+                times[time] += weight * ms
     found = {name: getattr(row, name) for name in KEPT} | {"measured_ms": row.ms} | times
     found["apart_ms"] = times["serial_ms"] + times["collective_ms"]
     for ratio, time in (("ratio", "ms"), ("apart_ratio", "apart_ms"), ("old", "estimate_ms")):

@@ -18,7 +18,7 @@ from widenet_jax.nn.loop import Loop
 from widenet_jax.nn.moe.layer import dispatch_methods
 from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.hlo import parse
-from widenet_jax.ops.plan.pricing import Price, price_module
+from widenet_jax.ops.plan.pricing import Price, price_module, totals
 from widenet_jax.ops.plan.topology import Topology
 from widenet_jax.specs import TaskSpec, resolve, task_spec
 from widenet_jax.typing import Shapes
@@ -134,18 +134,17 @@ def time_figures(
     figures: Mapping[str, Any], prices: list[Price], topology: Topology, price: float | None
 ) -> dict[str, Any]:
     """Returns the figures that follow from the prices; None each without prices."""
-    step_ms = sum(price.ms for price in prices) or math.nan
-    guessed = sum(price.roofline_ms for price in prices)
+    sums = totals(prices)
+    step_ms, guessed = sums["ms"] or math.nan, sums["roofline_ms"]
     low, high = (step_ms + guessed * (factor - 1) for factor in (1 / GUESS, GUESS))
     seconds, cores = step_ms / 1e3, topology.num_cores
     hours = figures["steps"] * seconds / 3600
-    collective_ms = sum(price.collective_ms for price in prices)
     times = {
         "step_ms": step_ms,
-        "step_ms_range": [low / BAND[1], high / BAND[0] + collective_ms],
+        "step_ms_range": [low / BAND[1], high / BAND[0] + sums["collective_ms"]],
         "scheduled_share": 1 - guessed / step_ms,
-        "serial_ms": sum(price.serial_ms for price in prices),
-        "collective_ms": collective_ms,
+        "serial_ms": sums["serial_ms"],
+        "collective_ms": sums["collective_ms"],
         "collective_mb": sum(price.collective_bytes for price in prices) / 1e6,
         "examples_per_second_per_core": figures["batch_size"] / seconds / cores,
         "mfu": figures["limit_ms"] / step_ms,

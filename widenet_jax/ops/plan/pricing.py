@@ -421,14 +421,16 @@ def part_of(op_name: str) -> str:
     return OPTIMIZER if op_name.startswith("jit(") else UNNAMED
 
 
-def breakdown(prices: Iterable[Price]) -> dict[str, dict[str, float]]:
-    """Returns {part: {"ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms"}}.
+def totals(prices: Iterable[Price]) -> dict[str, float]:
+    """Returns {"ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms"}, summed."""
+    prices = list(prices)
+    return {time: sum(getattr(price, time) for price in prices) for time in TIMES}
 
-    The slowest part comes first.
-    """
-    parts: dict[str, dict[str, float]] = {}
+
+def breakdown(prices: Iterable[Price]) -> dict[str, dict[str, float]]:
+    """Returns the totals of each part; the slowest part comes first."""
+    parts: dict[str, list[Price]] = {}
     for price in prices:
-        part = parts.setdefault(part_of(price.instruction.op_name), dict.fromkeys(TIMES, 0.0))
-        for time in TIMES:
-            part[time] += getattr(price, time)
-    return dict(sorted(parts.items(), key=lambda item: -item[1]["ms"]))
+        parts.setdefault(part_of(price.instruction.op_name), []).append(price)
+    summed = {name: totals(of) for name, of in parts.items()}
+    return dict(sorted(summed.items(), key=lambda item: -item[1]["ms"]))
