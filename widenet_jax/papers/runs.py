@@ -85,7 +85,7 @@ def carry_out(
         stage = [of for run, of in trials.items() if bool(run.backbone) == finetuned]
         # The first seed of every model comes before the second seed of any, so that a table is
         # complete as early as possible.
-        in_turn = [trial for seeds in zip(*stage, strict=True) for trial in seeds]
+        in_turn = (trial for seeds in zip(*stage, strict=True) for trial in seeds)
         ready = [one for one in in_turn if not finetuned or has_result(one.settings["init_from"])]
         if ready and not stopped:
             source = Listed(ready, directory)

@@ -153,7 +153,7 @@ def ours(row: Row, decimals: int) -> str:
 def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
     """Lines that state the paper's conclusion and which pairs of rows stand as in the paper."""
     whose = "Why" if experiment.contrasts else "The paper"
-    lines, decimals = [f"{whose}: {experiment.claim}"], experiment.metric.decimals
+    lines, spec = [f"{whose}: {experiment.claim}"], f".{experiment.metric.decimals + 1}f"
     pairs: dict[str, list] = {AS: [], OTHER: [], CLOSE: [], LOST: []}
     for one, other in compared(experiment, rows):
         printed = paper_sign(experiment, one, other)
@@ -162,12 +162,11 @@ def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
     if total := sum(map(len, pairs.values())):
         counts = ", ".join(f"{len(of)} {verdict}" for verdict, of in pairs.items() if of)
         lines.append(f"Pairs of rows that the paper orders: {total}; {counts}.")
-    for kind in (OTHER, CLOSE):
-        texts = [
-            " against ".join(f"{of['label'].strip()} {of['mean']:.{decimals + 1}f}" for of in pair)
-            for pair in pairs[kind]
+    for kind in (kind for kind in (OTHER, CLOSE) if pairs[kind]):
+        sides = [
+            [f"{of['label'].strip()} {of['mean']:{spec}}" for of in pair] for pair in pairs[kind]
         ]
-        lines += [f"{kind[0].upper()}{kind[1:]}: {'; '.join(texts)}."] if texts else []
+        lines.append(f"{kind.capitalize()}: {'; '.join(map(' against '.join, sides))}.")
     return [*lines, TEST] if total else lines
 
 
