@@ -1,6 +1,5 @@
 """plan.py --calibrate: prices beside measured times, and the file of measurements."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from ops.compiler import needs_libtpu
 from refusals import refused
 
 from widenet_jax.cli.plan import main
@@ -50,10 +50,7 @@ def test_schedules_and_estimates_have_colours_and_markers(tmp_path: Path, drawn)
     assert (schedule.get_marker(), estimate.get_marker()) == ("o", "X")
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="the TPU compiler is not installed: pip install -e '.[plan]'",
-)
+@needs_libtpu
 def test_a_file_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """Half of 2 x 4096 cubed operations takes 0.349 ms at the peak of a v5e chip."""
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag it does not know
