@@ -40,12 +40,12 @@ def contrasts_of(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]])
 def markdown(experiment: PaperExperiment, found: Sequence[Found]) -> str:
     """Writes the contrasts as a table, and how they were computed."""
 
-    spec = f"+.{experiment.metric.decimals + 2}f"
+    form = f"{{:+.{experiment.metric.decimals + 2}f}}".format
     columns = {
         f"contrast, {experiment.metric.label}": lambda one: one.label,
         "the paper": lambda one: SIGNS[one.paper],
-        "mean": lambda one: format(one.mean, spec),
-        "95%": lambda one: seeds.interval_text(one.values, spec),
+        "mean": lambda one: form(one.mean),
+        "95%": lambda one: seeds.interval_text(one.interval, len(one.values), form),
         "seeds": lambda one: str(len(one.values)),
         "p": lambda one: "" if math.isnan(one.p) else f"{one.p:.3f}",
         "verdict": lambda one: one.verdict,

@@ -14,7 +14,7 @@ from widenet_jax.files import read_json, write_json
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.loops import measure_loops
 from widenet_jax.ops.analysis.usage import measure_usage
-from widenet_jax.ops.sweep.seeds import interval_text
+from widenet_jax.ops.sweep import seeds
 from widenet_jax.ops.sweep.trials import Status
 from widenet_jax.papers.contrasts import plot_seeds
 from widenet_jax.papers.experiments import PaperExperiment
@@ -55,8 +55,8 @@ def measure(
                 write_json(file, known)
         if found := [known[name] for name in hashes]:
             columns = {name: [one[name] for one in found] for name in ("own", "first", *SHARES)}
-            seeds = [one.trial.settings["seed"] for one in done]
-            named = {"label": row.label, "metric": found[0]["metric"], "seeds": seeds}
+            named = {"label": row.label, "metric": found[0]["metric"]}
+            named |= {"seeds": [one.trial.settings["seed"] for one in done]}
             rows.append(named | columns)
     return rows
 
@@ -83,8 +83,9 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
         return lambda row: format(statistics.fmean(row[key]), spec)
 
     def difference(row: Row) -> str:
-        lost = differences(row)
-        return f"{statistics.fmean(lost):+.4f} ({interval_text(lost, '+.4f')})"
+        lost, form = differences(row), "{:+.4f}".format
+        interval = seeds.interval_text(seeds.mean_over_seeds(lost), len(lost), form)
+        return f"{form(statistics.fmean(lost))} ({interval})"
 
     columns = {"": "{label}", "own choices": mean("own", ".4f")}
     columns |= {"the first loop's": mean("first", ".4f"), "difference (95%)": difference}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.ops.plan.printed import TEXT
-from widenet_jax.ops.sweep.seeds import SIGNIFICANT, judged, mean_of, no_interval, order_of, std_of
+from widenet_jax.ops.sweep import seeds
 from widenet_jax.ops.sweep.trials import Status
 from widenet_jax.papers.experiments import EXPERIMENTS, PaperExperiment, PaperRow
 from widenet_jax.papers.runs import Measured, Measurements
@@ -20,7 +20,7 @@ from widenet_jax.run.tables import markdown_table, table_of
 
 Row = Mapping[str, Any]
 TEST = (
-    f"Too close to tell means that Welch's t-test over the seeds gives p >= {SIGNIFICANT}, without "
+    f"Too close to tell means that Welch's t-test over the seeds gives p >= {seeds.SIGNIFICANT}, without "
     "a correction for the number of pairs; of a single seed, and of seeds without spread, only the "
     "sign counts."
 )
@@ -59,7 +59,7 @@ def rows_of(
         found = {"label": row.label, "size": row.size, "variant": run.model}
         found |= {"same_as": seen.get(run), "params": of.params, "paper": row.paper}
         found |= {"values": values, "by_seed": of.by_seed(experiment.metric)}
-        found |= {"mean": mean_of(values), "std": std_of(values)}
+        found |= {"mean": seeds.mean_of(values), "std": seeds.std_of(values)}
         found |= {"interval": of.interval(experiment.metric)}
         rows.append(found | {"statuses": [outcome.status for outcome in of.outcomes]})
         seen.setdefault(run, row.label.strip())
@@ -105,12 +105,15 @@ def table_2(scale: Scale, measured: Measurements) -> str:
             if column in scale.text:
                 run = run_of(scale, experiment, PaperRow(printed.model, printed.variant))
                 of = measured.get(run, of)
-            values = [mean_of(of.values(metric)) for metric in metrics]
-            means.append(None if None in values else mean_of(values))
+            values = [seeds.mean_of(of.values(metric)) for metric in metrics]
+            means.append(None if None in values else seeds.mean_of(values))
             in_paper = getattr(printed, column)
             cells[-1] += [joined(in_paper if isinstance(in_paper, list) else [in_paper])]
             cells[-1] += [joined(values)]
-        cells[-1] += [joined([printed.mean]), joined([None if None in means else mean_of(means)])]
+        cells[-1] += [
+            joined([printed.mean]),
+            joined([None if None in means else seeds.mean_of(means)]),
+        ]
     lines = ["Ours is the mean over the seeds that are done; of SQuAD F1/exact match."]
     return page("Table 2: text models", scale.about["text"], markdown_table(cells), lines)
 
@@ -139,14 +142,14 @@ def ours(row: Row, decimals: int) -> str:
         return f"as {row['same_as']}"
     counts, parts = Counter(row["statuses"]), []
     if done := counts.pop(Status.DONE, 0):
-        spec, spread, behind = f".{decimals + 1}f", "", f"{done} seed{'s' if done > 1 else ''}"
+        form, spread = f"{{:.{decimals + 1}f}}".format, ""
+        behind = f"{done} seed{'s' if done > 1 else ''}"
         if row["interval"]:
-            behind += "; 95%: " + " to ".join(format(end, spec) for end in row["interval"])
-        if row["std"] is not None and row["interval"]:
-            spread = f" ± {row['std']:{spec}}"
+            spread = "" if row["std"] is None else f" ± {form(row['std'])}"
+            behind += "; 95%: " + seeds.interval_text(row["interval"], done, form)
         elif row["std"] is not None:
-            behind += f"; {no_interval(done)}"
-        parts.append(f"{row['mean']:{spec}}{spread} ({behind})")
+            behind += f"; {seeds.no_interval(done)}"
+        parts.append(f"{form(row['mean'])}{spread} ({behind})")
     return "; ".join([*parts, *(f"{count} {status}" for status, count in counts.items())])
 
 
@@ -199,7 +202,7 @@ def against(experiment: PaperExperiment, row: Row, rows: Sequence[Row]) -> str:
         return "a seed diverged"
     untested = "" if any(map(varies, values)) else " without spread"
     untested = " by one seed" if 1 in map(len, values) else untested
-    return judged(sign, higher_is_better=experiment.metric.higher_is_better) + untested
+    return seeds.judged(sign, higher_is_better=experiment.metric.higher_is_better) + untested
 
 
 def paper_sign(experiment: PaperExperiment, one: Row, other: Row) -> int:
@@ -213,10 +216,10 @@ def paper_sign(experiment: PaperExperiment, one: Row, other: Row) -> int:
 
 
 def sign_of(one: Row, other: Row) -> int | None:
-    """Returns `order_of` the rows' seeds here; None where a seed diverged."""
+    """Returns `seeds.order_of` the rows' seeds here; None where a seed diverged."""
     if Status.DIVERGED in (*one["statuses"], *other["statuses"]):
         return None
-    return order_of(one["values"], other["values"])
+    return seeds.order_of(one["values"], other["values"])
 
 
 def verdict(ours: int | None, printed: int) -> str:

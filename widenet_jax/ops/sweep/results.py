@@ -16,7 +16,7 @@ from widenet_jax.ops.sweep import seeds
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status
 from widenet_jax.run.figures import PALETTE, draw_learning_curves, save, subplots
-from widenet_jax.run.intervals import Interval, accuracy_interval
+from widenet_jax.run.intervals import accuracy_interval
 from widenet_jax.run.tables import csv_text, text_table
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
@@ -216,8 +216,8 @@ class Results:
 
     def trial_table(self) -> str:
         """Returns a row for each trial; an accuracy has its interval over the examples."""
-        accuracy = self.metric == "test_accuracy"
-        intervals = [ends(accuracy_interval(row)) if accuracy else "" for row in self.rows]
+        known = [accuracy_interval(row) for row in self.rows if self.metric == "test_accuracy"]
+        intervals = [" to ".join(map(cell, of or ())) for of in known or [None] * len(self.rows)]
         columns = ["trial", *self.fields, "status", self.metric, LEVEL, "params"]
         if not any(intervals):
             columns.remove(LEVEL)
@@ -270,14 +270,9 @@ def cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def ends(interval: Interval | None) -> str:
-    """Formats an interval."""
-    return " to ".join(map(cell, interval)) if interval else ""
-
-
 def over_seeds_text(row: Mapping[str, Any]) -> str:
     """Formats the interval of a row with `seeds`, or says why it has none."""
-    return ends(row["interval"]) or seeds.no_interval(row["seeds"])
+    return seeds.interval_text(row["interval"], row["seeds"], cell)
 
 
 def draw_against(

@@ -6,7 +6,7 @@ vary less than the runs.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,10 +46,9 @@ def no_interval(seeds: int) -> str:
     return "one seed" if seeds == 1 else "no spread"
 
 
-def interval_text(values: Sequence[float], spec: str) -> str:
-    """Formats the interval of the mean, "0.1 to 0.3", or says why it has none."""
-    ends = mean_over_seeds(values)
-    return " to ".join(format(end, spec) for end in ends) if ends else no_interval(len(values))
+def interval_text(interval: Interval | None, seeds: int, form: Callable[[float], str]) -> str:
+    """Formats the interval of a mean, "0.1 to 0.3", or says why so many seeds have none."""
+    return " to ".join(map(form, interval)) if interval else no_interval(seeds)
 
 
 def paired(plus: Sequence[Mapping], minus: Sequence[Mapping]) -> tuple[float, ...]:
