@@ -20,9 +20,9 @@ from widenet_jax.run.tables import markdown_table, table_of
 
 Row = Mapping[str, Any]
 TEST = (
-    f"Too close to tell means that Welch's t-test over the seeds gives p >= {seeds.SIGNIFICANT}, without "
-    "a correction for the number of pairs; of a single seed, and of seeds without spread, only the "
-    "sign counts."
+    "Too close to tell means that Welch's t-test over the seeds gives p >= "
+    f"{seeds.SIGNIFICANT}, without a correction for the number of pairs; of a single seed, and of "
+    "seeds without spread, only the sign counts."
 )
 INTERVALS = (
     "95%: of the mean over seeds, by Student's t; of a single seed's accuracy over its test "
@@ -110,10 +110,8 @@ def table_2(scale: Scale, measured: Measurements) -> str:
             in_paper = getattr(printed, column)
             cells[-1] += [joined(in_paper if isinstance(in_paper, list) else [in_paper])]
             cells[-1] += [joined(values)]
-        cells[-1] += [
-            joined([printed.mean]),
-            joined([None if None in means else seeds.mean_of(means)]),
-        ]
+        mean = None if None in means else seeds.mean_of(means)
+        cells[-1] += [joined([printed.mean]), joined([mean])]
     lines = ["Ours is the mean over the seeds that are done; of SQuAD F1/exact match."]
     return page("Table 2: text models", scale.about["text"], markdown_table(cells), lines)
 
