@@ -38,6 +38,6 @@ def test_language_models():
     """To the last parameter, less the two scalars a block; product keys are not printed."""
     dense, keys = language_row(LANGUAGE[0]), language_row(LANGUAGE[-1])
     assert dense["agrees"] and dense["params"] == 47_260_136 - 32
-    assert "47.2601M   47,260,104" in list(counts_table([dense]))[1]
+    assert "47.2601M     47,260,104" in list(counts_table([dense]))[1]
     assert keys["printed"] is keys["agrees"] is None
     assert "62 sub-keys a half, 4 heads, solved for the experts' parameters" in keys["note"]
