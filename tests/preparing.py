@@ -40,7 +40,8 @@ def error_line(stderr: str) -> str:
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    """Writes a file and returns its path."""
+    """Writes a file, and the folders that it lies in; returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 

@@ -5,8 +5,10 @@ import functools
 import json
 import random
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
@@ -29,10 +31,17 @@ def squad_directory() -> str:
     return directory.name
 
 
-def write_tokenizer(directory: Path) -> Path:
+def write_tokenizer(directory: Path, words: Sequence[str] = WORDS) -> Path:
+    """Writes a vocab.txt; the ids of the words are 5, 6, ..."""
     file = directory / "vocab.txt"
-    file.write_text("\n".join([*SPECIAL, *WORDS]))
+    file.write_text("\n".join([*SPECIAL, *words]))
     return file
+
+
+def nll(logits: np.ndarray, label: int) -> float:
+    """Returns the negative log-likelihood of a label, in float64."""
+    scores = np.asarray(logits, np.float64)
+    return float(np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[label])
 
 
 def write_table(directory: Path) -> None:

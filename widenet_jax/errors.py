@@ -142,6 +142,13 @@ def known_names(name: str, known: Collection[str], *, within: str = "") -> str:
     return f"{meant}there are {', '.join(within + one for one in known)}"
 
 
+def refuse(place: object, *rows: tuple[object, str]) -> None:
+    """Raises BadInputError, naming the place, for the first row (wrong, problem) that is wrong."""
+    for wrong, problem in rows:
+        if wrong:
+            raise BadInputError(f"{place}: {problem}")
+
+
 def check_whole(name: str, value: object, *, least: int) -> None:
     """Raises BadArgumentError where an argument is no whole number, or below `least`."""
     if not isinstance(value, Integral) or value < least:
@@ -201,6 +208,20 @@ def first_line(error: BaseException) -> str:
     silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     text = str(error).strip() or silent
     return text.splitlines()[0][:200]
+
+
+@contextmanager
+def refusing(what: object, *kinds: type[Exception], advice: str = "") -> Iterator[None]:
+    """Raises BadInputError in place of errors of some kinds: "WHAT (the error's first line)ADVICE".
+
+    Such as f"{path}: cannot be opened", OSError. A BadInputError stays as it is.
+    """
+    try:
+        yield
+    except BadInputError:
+        raise
+    except kinds as error:
+        raise BadInputError(f"{what} ({first_line(error)}){advice}") from None
 
 
 def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: str) -> None:

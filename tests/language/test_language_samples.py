@@ -1,5 +1,6 @@
 """A language model's samples: which tokens may be drawn, how often, after what memory."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -91,17 +92,14 @@ def test_without_a_memory_the_latest_window_is_read(tmp_path: Path):
         np.testing.assert_allclose(ours, right["logits"][0, -1], atol=1e-4)
 
 
-def test_numbers_out_of_range():
-    for sampling, flag in (
-        (Sampling(temperature=-1), "temperature=-1"),
-        (Sampling(temperature=float("nan")), "temperature=nan"),
-        (Sampling(top_k=-1), "top_k=-1"),
-        (Sampling(top_k=1.5), "top_k=1.5"),
-        (Sampling(top_p=0), "top_p=0"),
-        (Sampling(top_p=1.5), "top_p=1.5"),
-    ):
-        with pytest.raises(BadInputError, match=flag):
-            sampling.check()
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name in ("temperature", "top_k", "top_p") for value in (-1, math.nan)]
+    + [("top_k", 1.5), ("top_p", 0), ("top_p", 1.5)],
+)
+def test_numbers_out_of_range(name: str, value: float):
+    with pytest.raises(BadInputError, match=f"^{name}={value} must be"):
+        Sampling(**{name: value})
 
 
 def test_bytes_that_are_no_text_are_shown_safely():

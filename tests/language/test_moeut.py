@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gradients import assert_gradients
+from inference.reference_vit import layer_norm
 
 from configs.variants import model_section
 from widenet_jax.nn.build import build_model, parameter_shapes
@@ -35,8 +36,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def norm(x: np.ndarray, of: dict) -> np.ndarray:
-    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + 1e-5) * of["scale"] + of["bias"]
+    return layer_norm(x, of["scale"], of["bias"], 1e-5)
 
 
 def best(logits: np.ndarray) -> np.ndarray:

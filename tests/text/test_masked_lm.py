@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from text_sets import nll
 
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.losses import label_cross_entropy
@@ -44,11 +45,6 @@ def random_outputs(packed: bool) -> dict[str, np.ndarray]:
     order = (B, INSTANCES, 2) if packed else (B, 2)
     shapes = {"mlm_logits": (B, P, V), "order_logits": order}
     return {name: 3 * rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def nll(logits: np.ndarray, label: int) -> float:
-    scores = logits.astype(np.float64)
-    return float(np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[label])
 
 
 def expected_means(outputs: dict, batch: dict, rows: range) -> dict[str, float]:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from text_sets import nll
 
 from configs import squad as config_file
 from widenet_jax.data.contract import ArraySpec, DataInfo
@@ -38,11 +39,6 @@ def batch(rng: np.random.Generator) -> dict[str, jnp.ndarray]:
         "may_start": jnp.asarray((rng.random((B, T)) < 0.7) & real & (place >= 4)),
         "mask": jnp.ones(B, bool),
     }
-
-
-def nll(logits: np.ndarray, place: int) -> float:
-    logits = np.asarray(logits, np.float64)
-    return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[place])
 
 
 @pytest.mark.parametrize("head", ["span", "beam"])

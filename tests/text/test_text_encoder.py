@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import apply, init, initial
+from inference.reference_vit import gelu_tanh, layer_norm
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
@@ -57,39 +58,28 @@ def parameters(model, inputs: dict) -> dict:
 # --- The restatement ---------------------------------------------------------------------------
 
 
-def gelu(x: float) -> float:
-    return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
 def affine(x: np.ndarray, of: dict) -> np.ndarray:
     return x @ of["kernel"] + of["bias"]
 
 
 def norm(x: np.ndarray, of: dict) -> np.ndarray:
-    mean, variance = x.mean(), ((x - x.mean()) ** 2).mean()
-    return (x - mean) / math.sqrt(variance + 1e-12) * of["scale"] + of["bias"]
+    return layer_norm(x, of["scale"], of["bias"], 1e-12)
 
 
-def attention(xs: list[np.ndarray], of: dict, heads: int) -> list[np.ndarray]:
+def attention(x: np.ndarray, of: dict, heads: int) -> np.ndarray:
     """Each token looks at all tokens, head by head."""
-    queries, keys, values = ([affine(x, of[n]) for x in xs] for n in ("query", "key", "value"))
-    H, out = len(xs[0]) // heads, []
-    for query in queries:
-        seen = []
-        for h in range(heads):
-            part = slice(h * H, (h + 1) * H)
-            scores = np.array([query[part] @ key[part] / math.sqrt(H) for key in keys])
-            weights = np.exp(scores) / np.exp(scores).sum()
-            seen.append(sum(w * value[part] for w, value in zip(weights, values, strict=True)))
-        out.append(affine(np.concatenate(seen), of["out"]))
-    return out
+    query, key, value = (np.split(affine(x, of[n]), heads, 1) for n in ("query", "key", "value"))
+    out = []
+    for q, k, v in zip(query, key, value, strict=True):
+        weights = np.exp(q @ k.T / math.sqrt(q.shape[1]))
+        out.append(weights / weights.sum(1, keepdims=True) @ v)
+    return affine(np.concatenate(out, 1), of["out"])
 
 
 def feed_forward(x: np.ndarray, of: dict) -> np.ndarray:
     """Dense, or the two best of four experts, weighted by the router's probabilities."""
     if "experts" not in of:
-        hidden = np.array([gelu(h) for h in affine(x, of["wi"])])
-        return affine(hidden, of["wo"])
+        return affine(gelu_tanh(affine(x, of["wi"])), of["wo"])
     logits = x @ of["router"]["kernel"]
     probs = np.exp(logits) / np.exp(logits).sum()
     y = np.zeros_like(x)
@@ -99,39 +89,29 @@ def feed_forward(x: np.ndarray, of: dict) -> np.ndarray:
     return y
 
 
-def restated(model, params: dict, tokens: list[int], token_types: list[int]) -> list[np.ndarray]:
-    """Returns the tokens of one text after the last block."""
+def restated(model, params: dict, tokens: np.ndarray, token_types: np.ndarray) -> np.ndarray:
+    """Returns the tokens of one text after the last block: [T, D]."""
     of, blocks = params["embeddings"], params["encoder"]
-    xs = [
-        norm(of["token"][token] + of["token_type"][kind] + of["position"][t], of["norm"])
-        for t, (token, kind) in enumerate(zip(tokens, token_types, strict=True))
-    ]
-    xs = [affine(x, params["projection"]) for x in xs]
+    x = of["token"][tokens] + of["token_type"][token_types] + of["position"][: len(tokens)]
+    x = affine(norm(x, of["norm"]), params["projection"])
+    is_pre = model.norm_position == "pre"
     for i in range(model.depth):
         part = lambda name, i=i: blocks.get(f"block_{i:02d}_{name}", blocks.get(name))  # noqa: E731
-        layers = (
-            ("norm_attention", lambda xs, part=part: attention(xs, part("attention"), 4)),
-            ("norm_ffn", lambda xs, part=part: [feed_forward(x, part(model.ffn)) for x in xs]),
-        )
-        for name, layer in layers:
-            if model.norm_position == "pre":
-                ys = layer([norm(x, part(name)) for x in xs])
-                xs = [x + y for x, y in zip(xs, ys, strict=True)]
+        for name in ("norm_attention", "norm_ffn"):
+            y = norm(x, part(name)) if is_pre else x
+            if name == "norm_attention":
+                y = attention(y, part("attention"), 4)
             else:
-                xs = [norm(x + y, part(name)) for x, y in zip(xs, layer(xs), strict=True)]
-    if model.norm_position == "pre":
-        xs = [norm(x, blocks["norm_out"]) for x in xs]
-    return xs
+                y = np.array([feed_forward(token, part(model.ffn)) for token in y])
+            x = x + y if is_pre else norm(x + y, part(name))
+    return norm(x, blocks["norm_out"]) if is_pre else x
 
 
-def restated_heads(params: dict, xs: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+def restated_heads(params: dict, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the logits of the first three tokens, and those of the order."""
-    logits = []
-    for x in xs[:P]:
-        h = np.array([gelu(z) for z in affine(x, params["mlm"]["dense"])])
-        h = norm(h, params["mlm"]["norm"])
-        logits.append(params["embeddings"]["token"] @ h + params["mlm"]["bias"])
-    return logits, affine(np.tanh(affine(xs[0], params["pooler"])), params["order"])
+    h = norm(gelu_tanh(affine(x[:P], params["mlm"]["dense"])), params["mlm"]["norm"])
+    logits = h @ params["embeddings"]["token"].T + params["mlm"]["bias"]
+    return logits, affine(np.tanh(affine(x[0], params["pooler"])), params["order"])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +130,7 @@ def test_equals_the_restatement(family: str, position: str):
     outputs = evaluate(model, params, inputs)
     exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     for i, length in enumerate((T, 7)):
-        ids = (inputs[name][i, :length].tolist() for name in ("tokens", "token_types"))
+        ids = (np.asarray(inputs[name][i, :length]) for name in ("tokens", "token_types"))
         logits, order = restated_heads(exact, restated(model, exact, *ids))
         np.testing.assert_allclose(outputs["mlm_logits"][i], logits, atol=2e-4)
         np.testing.assert_allclose(outputs["order_logits"][i], order, atol=2e-4)

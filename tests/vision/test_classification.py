@@ -110,11 +110,8 @@ def test_losses_of_all_routing_operations_are_added():
 def test_evaluation_ignores_padding():
     """Two real images, one classified correctly; the prediction for the padding is ignored."""
     apply = always([nats(0.75, 0.25), nats(0.25, 0.75), [float("nan"), 0.0]])
-    batch = {
-        "image": pixels(0, 0, 0),
-        "label": jnp.array([0, 0, 0]),
-        "mask": jnp.array([True, True, False]),
-    }
+    batch = {"image": pixels(0, 0, 0), "label": jnp.array([0, 0, 0])}
+    batch["mask"] = jnp.array([True, True, False])
     smooth = task(label_smoothing=0.3, mixup_alpha=0.5)  # of training alone
     metrics = smooth.summarize(smooth.evaluate(apply, batch).sums, {}, source=None)
     assert metrics["images"] == 2

@@ -51,10 +51,10 @@ given --label_column. A language model of bytes reads text of any encoding."""
 COLUMNS = ("text_column", "pair_column", "label_column", "label_names")
 SHOWN = 20  # mistakes of a file or split; --json has all
 # Each checks a path, or returns None of a path that is not for it: (path, options).
-CHECKS = ("widenet_jax.vision.prepare.check:check", "widenet_jax.text.prepare.check:check")
+CHECKS = ("widenet_jax.vision.prepare.check:findings", "widenet_jax.text.prepare.check:check")
 # Kind of a prepared set -> what reads it to its end: (directory, splits).
 SETS = {
-    "images": "widenet_jax.vision.prepare.check:check_set",
+    "images": "widenet_jax.vision.prepare.check:findings_in_packed",
     "text": "widenet_jax.text.prepare.check:check_set",
     "stream": "widenet_jax.language.prepare.preparation:check_set",
 }

@@ -34,13 +34,15 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raises BadArgumentError where a number is out of range."""
-        if not 0 <= self.temperature < np.inf:
-            raise BadArgumentError("temperature", self.temperature, "must be 0 or more")
         check_whole("top_k", self.top_k, least=0)
-        if not 0 < self.top_p <= 1:
-            raise BadArgumentError("top_p", self.top_p, "must be above 0 and at most 1")
+        for name, fits, problem in (
+            ("temperature", 0 <= self.temperature < np.inf, "must be 0 or more"),
+            ("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1"),
+        ):
+            if not fits:
+                raise BadArgumentError(name, getattr(self, name), problem)
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Returns the probability of each token to be drawn: float64 [V].
@@ -156,7 +158,6 @@ def continue_text(
       BadArgumentError: the text is empty, or a number is out of range.
     """
     sampling = Sampling(**how)
-    sampling.check()
     check_whole("length", length, least=1)
     check_whole("seed", seed, least=0)
     tokenizer = trained.tokenizer

@@ -2,7 +2,13 @@
 
 from widenet_jax import specs
 
-OF = "of --continue: "
+DRAWS = {  # flags of --continue: what they are for, what stands for the value, its kind
+    "--temperature": ("divides the logits; 0: the likeliest (default 1)", "X", "float"),
+    "--top_k": ("draw among so many of the likeliest (default all)", "K", "positive"),
+    "--top_p": ("draw among the likeliest of this share (default 1)", "P", "float"),
+    "--length": ("tokens to draw (default 200)", "N", "positive"),
+    "--seed": ("of the draws (default 0)", "N", "not_negative"),
+}
 STREAMS = "widenet_jax.language.data.token_streams"
 
 LANGUAGE_MODELING = specs.TaskSpec(
@@ -47,17 +53,10 @@ LANGUAGE_MODELING = specs.TaskSpec(
         form='--continue="A beginning"',
         flags={
             "--continue": specs.Flag("a text for a language model to go on with"),
-            "--temperature": specs.Flag(
-                f"{OF}divides the logits; 0: the likeliest (default 1)", "X", "float"
-            ),
-            "--top_k": specs.Flag(
-                f"{OF}draw among so many of the likeliest (default all)", "K", "positive"
-            ),
-            "--top_p": specs.Flag(
-                f"{OF}draw among the likeliest of this share (default 1)", "P", "float"
-            ),
-            "--length": specs.Flag(f"{OF}tokens to draw (default 200)", "N", "positive"),
-            "--seed": specs.Flag(f"{OF}of the draws (default 0)", "N", "not_negative"),
+            **{
+                name: specs.Flag(f"of --continue: {what}", *of)
+                for name, (what, *of) in DRAWS.items()
+            },
         },
         run="widenet_jax.language.sampling:predict_more",
     ),

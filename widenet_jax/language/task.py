@@ -69,10 +69,15 @@ class LanguageModeling(Task):
     def build(cls, config: ConfigDict, data_info: DataInfo) -> "LanguageModeling":
         task, model, T = config.task, config.model, config.data.max_length
         lengths = {"memory_length": T, "eval_memory_length": EVAL_MEMORY_FACTOR * T}
-        if needs_memory(model.attention):
-            lengths = {name: task[name] or usual for name, usual in lengths.items()}
-        else:
-            lengths = {name: check_no_memory(name, task[name], model) for name in lengths}
+        given = {name: task[name] for name in lengths if task[name]}
+        if not needs_memory(model.attention):
+            lengths = dict.fromkeys(lengths, 0)
+            if given:
+                name, length = next(iter(given.items()))
+                raise BadInputError(
+                    f"config.task.{name}={length} has no effect on config.model.attention.name="
+                    f"{model.attention.name}, which has no memory; give 0"
+                )
         return cls(
             vocab_size=data_info.info["vocab_size"],
             window_length=T,
@@ -81,7 +86,7 @@ class LanguageModeling(Task):
             embed_dim=model.embed_dim,
             dtype=model.dtype,
             stream=data_info.stream or StreamInfo(),
-            **lengths,
+            **lengths | given,
         )
 
     @property
@@ -197,16 +202,6 @@ def exit_loss(outputs: Mapping[str, Array], labels: Array, leave: Exit) -> Array
     p = outputs["leaves"]
     entropy = -(p * jnp.log(jnp.maximum(p, 1e-30))).sum(0)
     return ((p * of_loops).sum(0) - leave.entropy * entropy).mean()
-
-
-def check_no_memory(name: str, length: int, model: ConfigDict) -> int:
-    """Returns 0; raises BadInputError where a field gives a model without a memory a length."""
-    if length:
-        raise BadInputError(
-            f"config.task.{name}={length} has no effect on config.model.attention.name="
-            f"{model.attention.name}, which has no memory; give 0"
-        )
-    return 0
 
 
 def exponential(x: float) -> float:

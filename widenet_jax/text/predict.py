@@ -96,13 +96,12 @@ def fill_masks(trained: Trained, text: str, top: int) -> list[list[dict[str, Any
     ids = masked_ids(tokenizer, text)
     sequence = join(tokenizer, ids, None, T)
     places = np.flatnonzero(sequence["tokens"] == tokenizer.mask_id)
-    masks = text.count(MASK)
-    if not masks:
-        raise BadInputError(f"{text!r} has no {MASK} for the model to fill")
-    if len(places) < masks:
+    if len(places) < max(1, masks := text.count(MASK)):
         raise BadInputError(
             f"the text has {len(ids)} tokens, {trained.place} reads {T - 2}, and a {MASK} is "
             "beyond them; shorten the text"
+            if masks
+            else f"{text!r} has no {MASK} for the model to fill"
         )
     task = trained.task
     outputs = of_one(trained, lambda apply, batch: apply(task.inputs(batch), None)[0])
@@ -152,12 +151,11 @@ def rows_of(
       BadInputError: there is no pair for each text, or the model was trained on pairs and there are
         none, or the other way round.
     """
-    if isinstance(pairs, str):
-        raise BadInputError(f"{pairs!r} is one input: give a list, as in [{pairs!r}]")
     pairs = [None] * len(texts) if pairs is None else pairs
-    if len(pairs) != len(texts):
-        numbers = f"{len(texts)} texts and {len(pairs)} pairs"
-        raise BadInputError(f"{numbers}: give a pair for each text")
+    if isinstance(pairs, str) or len(pairs) != len(texts):
+        numbers = f"{len(texts)} texts and {len(pairs)} pairs: give a pair for each text"
+        one = f"{pairs!r} is one input: give a list, as in [{pairs!r}]"
+        raise BadInputError(one if isinstance(pairs, str) else numbers)
     read = reader(trained)
     for index, (text, pair) in enumerate(zip(texts, pairs, strict=True)):
         try:
@@ -176,19 +174,21 @@ def reader(trained: Trained) -> Callable[..., dict[str, np.ndarray]]:
     """
     _, transform = build_transforms(trained.config, trained.info)
     tokenizer, length = trained.tokenizer, trained.config.data.max_length
+    paired = trained.info["pairs"]
 
     def read(text: object, pair: object = None) -> dict[str, np.ndarray]:
-        if trained.info["pairs"] != (pair is not None):
+        if paired != (pair is not None):
             advice = "pairs of texts: give a pair for each text"
-            advice = advice if pair is None else "single texts: leave the pair out"
+            advice = advice if paired else "single texts: leave the pair out"
             raise BadInputError(f"{trained.place} was trained on {advice}")
-        words, ids = {"text": text} | ({} if pair is None else {"pair": pair}), {}
-        for name, value in words.items():
-            ids[name] = tokenizer.encode(value) if is_text(value) and trimmed(value) else ()
-            if not len(ids[name]):
+        ids = [None, None]
+        for place, value in enumerate((text, pair)[: 1 + paired]):
+            ids[place] = tokenizer.encode(value) if is_text(value) and trimmed(value) else ()
+            if not len(ids[place]):
                 problem = "is empty" if is_text(value) else "is no text"
+                name = ("text", "pair")[place]
                 raise BadArgumentError(name, value, f"{problem}: give a text to classify")
-        return transform(join(tokenizer, ids["text"], ids.get("pair"), length), NO_RNG)
+        return transform(join(tokenizer, *ids, length), NO_RNG)
 
     return read
 
@@ -198,13 +198,13 @@ def reader(trained: Trained) -> Callable[..., dict[str, np.ndarray]]:
 
 def predict_classes(options: Namespace, trained: Trained) -> Predictions:
     """Classifies each --text, with its --pair, or each row of files."""
+    if odd := next(misused(options), None):
+        raise BadInputError(odd)
     unreadable: list[str] = []
-    examples = (
-        file_rows(options, trained, unreadable) if options.files else text_rows(options, trained)
-    )
+    rows = file_rows(options, trained, unreadable) if options.files else text_rows(options, trained)
     classify, encode = classifier(trained), trained.tokenizer.encode
     found, wholes = [], []
-    while some := list(itertools.islice(examples, AT_ONCE)):
+    while some := list(itertools.islice(rows, AT_ONCE)):
         for (row, _), probs in zip(some, classify([arrays for _, arrays in some]), strict=True):
             top = best(probs, trained, options.top)
             place = ["{file} row {row}".format(**row)] if "file" in row else []
@@ -221,13 +221,22 @@ def say_cut(wholes: Sequence[int], trained: Trained) -> None:
         say(line)
 
 
+def misused(options: Namespace) -> Iterator[str]:
+    """Yields a line for each flag that goes with files, and is given with texts, or vice versa."""
+    lines = [path for path in options.files or () if suffix_of(path) == LINES]
+    if options.files and options.pair:
+        yield "--pair goes with --text=TEXT; files have a --pair_column"
+    if lines and options.text_column:
+        yield f"--text_column={options.text_column}: {lines[0]} has a text a line and no columns"
+    if not options.files and (options.text_column or options.pair_column):
+        yield "--text_column and --pair_column go with files of texts"
+    for text in options.text or ():
+        if suffix_of(text) in (*READERS, LINES) and os.path.isfile(text):
+            yield f"--text={text} is a file: leave out --text= to classify its rows"
+
+
 def text_rows(options: Namespace, trained: Trained) -> Iterator[Example]:
     """Yields each --text and its --pair by name, and their arrays; raises as `rows_of`."""
-    if options.text_column or options.pair_column:
-        raise BadInputError("--text_column and --pair_column go with files of texts")
-    for text in options.text:
-        if suffix_of(text) in (*READERS, LINES) and os.path.isfile(text):
-            raise BadInputError(f"--text={text} is a file: leave out --text= to classify its rows")
     pairs = options.pair or [None] * len(options.text)
     arrays = rows_of(trained, options.text, options.pair)
     for text, pair, row in zip(options.text, pairs, arrays, strict=True):
@@ -246,16 +255,9 @@ def file_rows(options: Namespace, trained: Trained, unreadable: list[str]) -> It
       BadInputError: a file cannot be read or has no such column, or the model reads pairs and the
         file has none.
     """
-    if options.pair:
-        raise BadInputError("--pair goes with --text=TEXT; files have a --pair_column")
-    lines = [path for path in options.files if suffix_of(path) == LINES]
-    if lines and options.text_column:
-        raise BadInputError(
-            f"--text_column={options.text_column}: {lines[0]} has a text a line and no columns"
-        )
     data, read = dict(trained.config.data), reader(trained)
-    chosen = {name: getattr(options, name) for name in ("text_column", "pair_column")}
-    data |= {name: column for name, column in chosen.items() if column}
+    for name in ("text_column", "pair_column"):
+        data[name] = getattr(options, name) or data[name]
     tables = [(path, read_texts(path, data)) for path in options.files]
     for path, texts in tables:
         for number, (text, pair) in enumerate(texts, 1):

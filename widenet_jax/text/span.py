@@ -110,7 +110,11 @@ class Span(Task):
         """
         outputs, aux = apply(self.inputs(batch), None)
         spans = beam_spans if self.head == "beam" else banded_spans
-        null = outputs["null_logit"] if self.head == "beam" else null_score(outputs)
+        null = (
+            outputs["null_logit"]
+            if self.head == "beam"
+            else outputs["start_logits"][:, 0] + outputs["end_logits"][:, 0]
+        )
         rows = {"spans": spans(outputs, batch, self.max_answer_length), "null": null}
         sums = {"windows": batch["mask"].sum(dtype=jnp.int32)}
         return Evaluation(sums=sums, layer_sums=aux.get("sums", {}), rows=rows)
@@ -179,11 +183,6 @@ def in_context(batch: Mapping[str, Array]) -> Array:
     """Returns bool [B, T], True at the tokens of the context: token type 1 without its [SEP]."""
     place = jnp.arange(batch["tokens"].shape[1])
     return (batch["token_types"] == 1) & (place < batch["length"][:, None] - 1)
-
-
-def null_score(outputs: Mapping[str, Array]) -> Array:
-    """Returns the score of the span [CLS]..[CLS]: [B]."""
-    return outputs["start_logits"][:, 0] + outputs["end_logits"][:, 0]
 
 
 def banded_spans(

@@ -20,7 +20,7 @@ MASKED_LM = specs.TaskSpec(
     model="text_encoder",
     sections={
         "task": {
-            "mask_fraction": (0.15, "of a sequence's tokens, special ones included"),
+            "mask_fraction": (0.15, "of a sequence's tokens, special ones included", 0.0, 1.0),
             "max_predictions": (0, "P; 0: mask_fraction of max_length", 0),
             "max_ngram": (3, "words masked together; 1: single words", 1, 100),
         },
@@ -29,7 +29,7 @@ MASKED_LM = specs.TaskSpec(
             "path": ("", "a set that scripts/prepare_data.py text wrote, local or gs://"),
             "train_split": ("train", "its name in the set"),
             "eval_split": ("valid", "its name in the set"),
-            "max_length": (512, "T, tokens of a sequence", 5, 2**20),
+            "max_length": (512, "T, tokens of a sequence", 5, 2**16),
         },
     },
     transforms="widenet_jax.text.data.instances:instance_transforms",

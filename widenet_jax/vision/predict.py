@@ -14,10 +14,10 @@ from PIL import Image
 
 from widenet_jax.data.blocks import tried
 from widenet_jax.data.labelled import checked_pixels, left_out_text
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.trained import Predictions, Trained, best, classifier, shares
 from widenet_jax.vision.data.files import decode, read_pillow
-from widenet_jax.vision.data.folders import kind_left_out, read_photo, walk
+from widenet_jax.vision.data.folders import files_below, read_photo
 from widenet_jax.vision.data.transforms import build_transforms
 
 # A file, an image of Pillow, or uint8 [H, W, 3] (RGB), [H, W, 1] or [H, W].
@@ -38,17 +38,12 @@ def picture_of(image: Picture, trained: Trained) -> np.ndarray:
     elif isinstance(image, Image.Image):
         pixels = read_pillow(image, turn)
     else:
-        pixels = rgb(image)
+        pixels = checked_pixels(image)
+        pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
     if trained.task.image_shape[2] == 1:
         pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)[..., None]
     _, transform = build_transforms(trained.config.augment, trained.config.data.image_size)
     return transform.picture(pixels)
-
-
-def rgb(image: np.ndarray) -> np.ndarray:
-    """Returns an array of pixels as uint8 [H, W, 3]; raises as `checked_pixels`."""
-    pixels = checked_pixels(image)
-    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 
 
 def rows_of(
@@ -63,8 +58,7 @@ def rows_of(
     if isinstance(images, Image.Image) or (len(shape) == 3 and shape[2] in (1, 3)):
         size = "x".join(map(str, shape or images.size))
         raise BadInputError(f"the input ({size}) is one image: give a list, as in [image]")
-    if pairs is not None:
-        raise BadInputError(f"{trained.place} classifies images: leave pairs out")
+    refuse(f"{trained.place} classifies images", (pairs is not None, "leave pairs out"))
     return ({"image": picture_of(image, trained)} for image in images)
 
 
@@ -106,16 +100,13 @@ def image_paths(names: Sequence[str]) -> Iterator[str]:
     """
     for path in names:
         if os.path.isdir(path):
-            inside = [file for file in walk(path) if not os.path.isdir(file)]
-            kinds = {file: kind_left_out(os.path.basename(file)) for file in inside}
-            found = [file for file in inside if kinds[file] is None]
-            if left_out := Counter(kind for kind in kinds.values() if kind is not None):
-                print(f"{path}: {left_out_text(left_out)}", file=sys.stderr)
+            found, left_out, _ = files_below(path)
+            if left_out:
+                print(f"{path}: {left_out_text(Counter(left_out.values()))}", file=sys.stderr)
         elif glob.has_magic(path) and not os.path.exists(path):
             matching = sorted(glob.glob(path, recursive=True))
             found = [file for file in matching if not os.path.isdir(file)]
         else:
             found = [path]
-        if not found:
-            raise BadInputError(f"{path}: no image found")
+        refuse(path, (not found, "no image found"))
         yield from found

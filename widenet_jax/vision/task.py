@@ -10,12 +10,13 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import DataInfo
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import choose, refuse
 from widenet_jax.losses import LabelTask, batch_loss, smooth_labels, softmax_cross_entropy
 from widenet_jax.sharding import constrain
 from widenet_jax.task import Apply, Metrics, Rngs
 from widenet_jax.typing import Array, Shapes
 
+MIXING = ("mixup_alpha", "cutmix_alpha", "mixup_group_size")  # fields of config.augment
 CLASS_WEIGHTS = dict.fromkeys(("none", "balanced"))
 
 
@@ -56,19 +57,15 @@ class Classification(LabelTask):
             num_classes=len(data_info.info["class_names"]),
             image_shape=data_info.example["image"].shape,
             label_smoothing=config.task.label_smoothing,
-            mixup_alpha=config.augment.mixup_alpha,
-            mixup_group_size=config.augment.mixup_group_size,
-            cutmix_alpha=config.augment.cutmix_alpha,
+            **{name: config.augment[name] for name in MIXING},
             class_weights=weigh(data_info.class_counts),
             largest_share=data_info.largest_share,
         )
 
     def __post_init__(self) -> None:
-        if self.mixes and self.mixup_group_size < 2:
-            raise BadInputError(
-                f"{self.group_field}={self.mixup_group_size} must be at least 2: mixing needs a "
-                "partner; mixup_alpha=0 and cutmix_alpha=0 turn it off"
-            )
+        size = f"{self.group_field}={self.mixup_group_size} must be at least 2"
+        advice = "mixing needs a partner; mixup_alpha=0 and cutmix_alpha=0 turn it off"
+        refuse(size, (self.mixes and self.mixup_group_size < 2, advice))
 
     @property
     def mixes(self) -> bool:
@@ -100,9 +97,8 @@ class Classification(LabelTask):
         images = to_unit_range(batch["image"])
         targets = jax.nn.one_hot(batch["label"], self.num_classes)
         if self.mixes:
-            alphas = {"mixup_alpha": self.mixup_alpha, "cutmix_alpha": self.cutmix_alpha}
-            settings = alphas | {"group_size": self.mixup_group_size}
-            images, targets = mixup_or_cutmix(rngs["mixup"], images, targets, **settings)
+            settings = self.mixup_alpha, self.cutmix_alpha, self.mixup_group_size
+            images, targets = mixup_or_cutmix(rngs["mixup"], images, targets, *settings)
         logits, aux = apply({"image": images}, rngs)
         right = logits.argmax(-1) == targets.argmax(-1)
         cross_entropy = self.weighted_cross_entropy(logits, targets).mean()
@@ -202,7 +198,6 @@ def mixup_or_cutmix(
     rng: Array,
     images: Array,
     targets: Array,
-    *,
     mixup_alpha: float,
     cutmix_alpha: float,
     group_size: int,

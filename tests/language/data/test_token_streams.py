@@ -145,11 +145,13 @@ def test_a_damaged_file_is_named(tmp_path):
     prepared = written(tmp_path, np.full(100, 701, "<u2"))
     with pytest.raises(BadInputError, match=r"train\.tokens: holds token 701.* prepare the set"):
         open_stream(prepared, "train", 9)[0]
-    with pytest.raises(BadInputError, match=r"train\.tokens: 200 bytes, 202 were written"):
-        open_stream(written(tmp_path, np.zeros(100, "<u2"), file_bytes=202), "train", 9)
-    for changes in ({"tokens": {}}, {"file_bytes": ""}, {"bytes": []}):
+    for changes, line in (
+        ({"file_bytes": 202}, r"train\.tokens: 200 bytes, 202 were written"),
+        *((odd, r"dataset\.json: damaged \(TypeError") for odd in
+          ({"tokens": {}}, {"file_bytes": ""}, {"bytes": []})),
+    ):  # fmt: skip
         prepared = written(tmp_path, np.zeros(100, "<u2"), **changes)
-        with pytest.raises(BadInputError, match=r"dataset\.json: damaged \(TypeError"):
+        with pytest.raises(BadInputError, match=line):
             open_stream(prepared, "train", 9)
     prepared = written(tmp_path, np.ones(100, "<u2"))
     (tmp_path / "train.tokens").write_bytes(bytes(200))
@@ -179,28 +181,24 @@ def test_a_large_file_is_told_apart_by_parts_of_it(tmp_path):
         open_stream(prepared, "train", 9)
 
 
-def test_mistakes_are_one_line(text, tmp_path):
-    def opened(path=text, split="train", max_length=T):
-        data = {"source": "token_stream", "path": str(path), "max_length": max_length}
-        return build_source(data, split)
-
-    with pytest.raises(BadInputError, match=r"config\.data\.path=.*no such file or directory"):
-        opened(tmp_path / "missing.txt")
-    with pytest.raises(BadInputError, match="no split 'dev'; there are train, valid, test, all"):
-        opened(split="dev")
-    with pytest.raises(BadInputError, match=r"split valid: 10 tokens, too few for one window"):
-        opened(split="valid", max_length=10)
-    empty = tmp_path / "empty.txt"
-    empty.touch()
-    with pytest.raises(BadInputError, match=r"empty\.txt: an empty file"):
-        opened(empty)
-    packed = tmp_path / "text.gz"
-    packed.write_bytes(gzip.compress(b"text " * 100))
-    with pytest.raises(BadInputError, match=r"text\.gz: compressed; unpack it"):
-        opened(packed)
-    large = written(tmp_path, np.zeros(100, "<u2"), vocab_size=65_537)
-    with pytest.raises(BadInputError, match="65,537 tokens is too large for a stream"):
-        opened(large)[0]
+@pytest.mark.parametrize(
+    ("file", "changes", "line"),
+    [
+        ("missing.txt", {}, r"config\.data\.path=.*no such file or directory"),
+        ("text.txt", {"split": "dev"}, "no split 'dev'; there are train, valid, test, all"),
+        ("text.txt", {"split": "valid", "max_length": 10}, "split valid: 10 tokens, too few for"),
+        ("empty.txt", {}, r"empty\.txt: an empty file"),
+        ("text.gz", {}, r"text\.gz: compressed; unpack it"),
+        ("", {}, "65,537 tokens is too large for a stream"),
+    ],
+)
+def test_mistakes_are_one_line(text, tmp_path, file: str, changes: dict, line: str):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "text.gz").write_bytes(gzip.compress(b"text " * 100))
+    written(tmp_path, np.zeros(100, "<u2"), vocab_size=65_537)
+    where = {"split": "train", "max_length": T} | changes
+    with pytest.raises(BadInputError, match=line):
+        open_stream(str(tmp_path / file), **where)[0]
 
 
 def test_the_smallest_config_reads_the_path_that_it_is_given(text: str):

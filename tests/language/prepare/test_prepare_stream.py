@@ -163,30 +163,24 @@ def test_five_kills_change_no_byte(tmp_path: Path):
     }
 
 
-def test_mistakes_are_one_line(tmp_path: Path, capsys):
-    text = write(tmp_path / "a.txt", b"One.\nTw\xff.\nThree.")
-    out = ("--out", tmp_path / "set")
-
-    def message(*options: object) -> str:
-        found = refused(capsys, "stream", *options, *out)
-        assert not (tmp_path / "set").exists()
-        return found
-
-    assert "a.txt line 2: not UTF-8 text" in message(text, "--tokenizer", FOLDER)
-    separated = message(text, "--tokenizer", FOLDER, "--separator=\\n")
-    assert "the tokenizer makes no token of it" in separated
-    packed = write(tmp_path / "enwik8.zip", b"PK\x03\x04rest")
-    assert "enwik8.zip: a zip archive; unpack it first" in message(packed)
-    assert "missing.txt" in message(tmp_path / "missing.txt")
-    assert "is not NAME=SIZE" in message(text, "--splits=train:90")
-    assert "names no split train" in message(text, "--splits=valid=90%")
-    assert "valid is given by --valid, too" in message(
-        text, "--valid", text, "--splits=train=9%,valid=1%"
-    )
-    empty = write(tmp_path / "empty.txt", b"")
-    for inputs, options, problem in (
-        (text, "--splits=train=16,valid=5", "valid=5 ends at token 21, and the text has 16"),
-        (empty, "--splits=train=90%", "split train: no text found"),
-    ):
-        found = refused(capsys, "stream", inputs, "--out", tmp_path / "b", options)
-        assert problem in found and not (tmp_path / "b").exists()
+@pytest.mark.parametrize(
+    ("file", "options", "line"),
+    [
+        ("a.txt", ["--tokenizer", FOLDER], "a.txt line 2: not UTF-8 text"),
+        ("a.txt", ["--tokenizer", FOLDER, "--separator=\\n"], "the tokenizer makes no token of it"),
+        ("enwik8.zip", [], "enwik8.zip: a zip archive; unpack it first"),
+        ("missing.txt", [], "missing.txt"),
+        ("a.txt", ["--splits=train:90"], "'train:90' is not NAME=SIZE; write for instance train"),
+        ("a.txt", ["--splits=train=0%"], "'train=0%' is not NAME=SIZE"),
+        ("a.txt", ["--splits=valid=90%"], "names no split train; add train=SIZE"),
+        ("a.txt", ["--valid=a", "--splits=train=9%,valid=1%"], "valid is given by --valid, too"),
+        ("a.txt", ["--splits=train=16,valid=5"], "valid=5 ends at token 21, and the text has 16"),
+        ("empty.txt", ["--splits=train=90%"], "split train: no text found"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, capsys, file: str, options: list, line: str):
+    write(tmp_path / "a.txt", b"One.\nTw\xff.\nThree.")
+    write(tmp_path / "enwik8.zip", b"PK\x03\x04rest")
+    write(tmp_path / "empty.txt", b"")
+    found = refused(capsys, "stream", tmp_path / file, *options, "--out", tmp_path / "set")
+    assert line in found and not (tmp_path / "set").exists()

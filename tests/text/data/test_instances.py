@@ -5,6 +5,8 @@ import pytest
 from batch_streams import assert_no_worker_left, assert_same, eval_stream, joined, train_stream
 
 from configs import defaults
+from widenet_jax.config.fields import override
+from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.instances import InstanceTransform, instance_spec
 from widenet_jax.text.data.masking import MaskingRules
 
@@ -129,3 +131,13 @@ def test_the_plan_knows_the_arrays():
     row = transform()(Chunks()[0], np.random.default_rng(0))
     found = {name: (np.shape(x), str(np.asarray(x).dtype)) for name, x in row.items()}
     assert {name: tuple(spec) for name, spec in instance_spec(config).items()} == found
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["task.mask_fraction=2.0 must be between 0 and 1", "data.max_length=70000 must be between"],
+)
+def test_limits(line: str):
+    config = defaults.get_config({}, "masked_lm")
+    with pytest.raises(BadInputError, match=f"^--config.{line}"):
+        override(config, [f"--config.{line.split()[0]}"])

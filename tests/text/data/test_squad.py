@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from text_sets import write_tokenizer
 
 from configs import squad as config_file
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
@@ -24,7 +25,6 @@ from widenet_jax.text.data.squad import (
     tokens_of,
 )
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CLS, SEP = 2, 3
 # Seventeen tokens: eleven words, "##th" and five marks.
 CONTEXT = "Rollo, a Viking of the 10th century, ruled (first) in Normandy."
@@ -36,9 +36,7 @@ PIECES = [
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    file = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
-    file.write_text("\n".join([*SPECIAL, *PIECES]))
-    return load_tokenizer(str(file))
+    return load_tokenizer(str(write_tokenizer(tmp_path_factory.mktemp("tokenizer"), PIECES)))
 
 
 def asked(ident: str, question: str, *answers: str, **more) -> dict:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from etils import epath
+from text_sets import SPECIAL, write_tokenizer
 
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.data.contract import Data
@@ -27,8 +28,8 @@ from widenet_jax.text.data.tables import (
     read_rows,
 )
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-VOCABULARY = [*SPECIAL, *"abcdefghij", '"', ","]
+LETTERS = [*"abcdefghij", '"', ","]
+VOCABULARY = [*SPECIAL, *LETTERS]
 CLS, SEP = 2, 3
 BASE = {
     "text_column": "", "pair_column": "", "label_column": "", "label_names": "",
@@ -40,9 +41,7 @@ BASE = {
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """One token for each letter from a to j: their ids are 5, 6, ..."""
-    file = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
-    file.write_text("\n".join(VOCABULARY))
-    return load_tokenizer(str(file))
+    return load_tokenizer(str(write_tokenizer(tmp_path_factory.mktemp("tokenizer"), LETTERS)))
 
 
 def data(path: Path, **changes) -> dict:
@@ -54,10 +53,10 @@ def rows(path: Path, split: str = "train", **changes) -> list[tuple]:
 
 
 def table(
-    path: Path, tokenizer: Tokenizer, split: str = "train", names: tuple = (), **changes
+    place: Path, tokenizer: Tokenizer, split: str = "train", names: tuple = (), **changes
 ) -> Table:
     info = {"tokenizer": tokenizer.json, "class_names": names}
-    return Table(data(path, **changes), split, info)
+    return Table(data(place) | changes, split, info)
 
 
 def parquet(columns: dict, names: list[str] | None = None) -> bytes:
@@ -107,16 +106,6 @@ def test_splits_are_named_cut_and_joined(tmp_path: Path):
     assert texts("dev_matched+train[:2]") == "xyab"  # as Hugging Face's validation_matched
     assert texts("train.tsv[1:2]") == "b"
     assert texts("[5:]", tmp_path / "train.tsv") == "fghij"
-    for split, problem in {
-        "test": r"no split 'test'.*there are train, validation_matched",
-        "train[3]": r"a slice is written as train\[90%:\]",
-        "train[9:4]": r"split 'train\[9:4\]' has no rows: leave it out, name another",
-        "train[:5]+dev_matched[:1%]": r"split 'dev_matched\[:1%\]' has no rows",
-    }.items():
-        with pytest.raises(BadInputError, match=problem):
-            texts(split)
-    with pytest.raises(BadInputError, match=r"is one file.*train_split=\[500:\]"):
-        texts("train", tmp_path / "train.tsv")
 
 
 def test_files_of_a_split_that_is_not_whole(tmp_path: Path):
@@ -158,23 +147,14 @@ def test_columns_of_ones_own(tmp_path: Path):
     own = {"text_column": "review", "label_column": "stars"}
     assert rows(tmp_path, **own) == [("a", None, "1")]
     assert rows(tmp_path, **own, pair_column="reply") == [("a", "b", "1")]
-    with pytest.raises(BadInputError, match=r"no column 'text'; there are 'review', 'stars'"):
-        rows(tmp_path)
-    with pytest.raises(BadInputError, match=r"no column 'rating'.*--config.data.label_column=NAME"):
-        rows(tmp_path, text_column="review", label_column="rating")
-    for field, other in (("pair_column", "label_column"), ("text_column", "pair_column")):
-        with pytest.raises(BadInputError, match=rf"{field} and {other} are both 'stars' \(choose"):
-            rows(tmp_path, **own | {field: "stars", other: "stars"})
 
 
 def test_labels_go_by_name(tmp_path: Path, tokenizer: Tokenizer):
     """Whatever the order of first appearance in a split, and whatever numbers a file has."""
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tmaybe\nc\tyes\n")
     (tmp_path / "dev.tsv").write_text("text\tlabel\na\tyes\nb\tno\nc\tno\n")  # a class is missing
-    assert (
-        overview([("dev", table(tmp_path, tokenizer, "dev"))], "rows")
-        == "dev: 3 rows, none of maybe"
-    )
+    line = overview([("dev", table(tmp_path, tokenizer, "dev"))], "rows")
+    assert line == "dev: 3 rows, none of maybe"
     columns = {"text": ["a", "b", "c"], "label": [0, 1, 2]}
     write_parquet(tmp_path / "other.parquet", columns, ["yes", "maybe", "no"])
     for split, expected in (("train", [1, 0, 2]), ("dev", [2, 1, 1]), ("other", [2, 0, 1])):
@@ -228,16 +208,11 @@ def test_labels_that_stand_for_none_elsewhere(tmp_path: Path, tokenizer: Tokeniz
     for labels, names in ((("-1", "1"), "-1,1"), (("-", "+"), "+,-")):
         content = "".join(f"a\t{label}\n" for label in labels)
         (tmp_path / "train.tsv").write_text(f"text\tlabel\n{content}")
-        with pytest.raises(
-            BadInputError, match=r"row 1: .* no label .*; if it is a class, list it"
-        ):
+        with pytest.raises(BadInputError, match=r"row 1: .* no label .*; if it is a class, list"):
             rows(tmp_path)
         info = {"tokenizer": tokenizer.json}
         found = Table(data(tmp_path, label_names=names), "train", info)
         assert [found.class_names[k] for k in found.record_labels] == [*labels]
-    (tmp_path / "train.tsv").write_text("text\tlabel\na\t-1\na\t1\na\t0\n")
-    with pytest.raises(BadInputError, match="row 3: label '0' is none of the 2 classes"):
-        table(tmp_path, tokenizer, label_names="-1,1")
 
 
 def test_empty_texts(tmp_path: Path, tokenizer: Tokenizer):
@@ -371,11 +346,7 @@ def test_pairs_are_cut_longest_first_and_padded(
         ("train.tsv", b"text\tlabel\na\t1\n\xff\t1\n", "line 3: not UTF-8"),
         ("train.tsv", b"text\tlabel\na\t1\nb\t\n", "row 2: column 'label' holds no label"),
         ("train.csv", b'text,label\n"a,1\n', "not a CSV file"),
-        (
-            "train.csv",
-            b'text;label\r\na, b;1\r\n"a ""b""";1',
-            "header has semicolons and no commas;",
-        ),
+        ("train.csv", b'text;label\r\na, b;1\r\n"a ""b""";1', "has semicolons and no commas;"),
         ("train.csv", b'"text"\t"label"\na, b\t1\n', "header has tabs and no commas; save the tab"),
         ("train.json", b'{"text": "a"', "neither a JSON list of objects nor an object a line"),
         ("train.json", b"[]", "holds no list of objects"),
@@ -400,11 +371,20 @@ def test_hostile_files_are_one_line(tmp_path: Path, name: str, content: bytes, p
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
 
 
-def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):
-    (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tyes\n")
-    (tmp_path / "dev.tsv").write_text("text\tlabel\na\tno\nb\tmaybe\n")
-    (tmp_path / "same.tsv").write_text("text\tlabel\na\tno\nb\tno\n")
-    for split, changes, problem in (
+FILES = {
+    "train.tsv": "text\tlabel\na\tno\nb\tyes\n",
+    "dev.tsv": "text\tlabel\na\tno\nb\tmaybe\n",
+    "same.tsv": "text\tlabel\na\tno\nb\tno\n",
+    "signs.tsv": "text\tlabel\na\t-1\na\t1\na\t0\n",
+    "own.csv": "review,stars,reply\na,1,b\n",
+    "a.txt": "a\tb\n",
+}
+OWN = {"text_column": "review", "label_column": "stars"}
+
+
+@pytest.mark.parametrize(
+    ("split", "changes", "problem"),
+    [
         ("dev", {}, r"dev.tsv row 2: label 'maybe' is none of the 2 .* or the model$"),
         ("train", {"label_names": "No,yes"}, r"label 'no' is none .*; if it is 'No', write both"),
         ("same", {"train_split": "same"}, "1 different values.*.* sorted by label"),
@@ -412,26 +392,40 @@ def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):
         ("train", {"label_names": "no,yes,maybe"}, r"no row of 1 of the 3 classes \('maybe'\) of"),
         ("train", {"label_names": "no,no,yes"}, "label_names=no,no,yes: give each class"),
         ("train", {"label_names": "no,yes,"}, "label_names=no,yes,: give each class"),
-    ):
-        with pytest.raises(BadInputError, match=problem):
-            table(tmp_path, tokenizer, split, **changes)
+        ("signs", {"label_names": "-1,1"}, "row 3: label '0' is none of the 2 classes"),
+        ("own", {}, "no column 'text'; there are 'review', 'stars'"),
+        ("own", OWN | {"label_column": "a"}, "no column 'a'.*--config.data.label_column=NAME"),
+        (
+            "own",
+            OWN | {"pair_column": "stars"},
+            r"pair_column and label_column are both 'stars' \(",
+        ),
+        ("own", {"text_column": "a", "pair_column": "a"}, "text_column and pair_column are both"),
+        ("test", {}, "no split 'test'.*there are dev, own, same, signs, train"),
+        ("train[3]", {}, r"a slice is written as train\[90%:\]"),
+        ("train[9:4]", {}, r"split 'train\[9:4\]' has no rows: leave it out, name another"),
+        ("train[:1]+same[:1%]", {}, r"split 'same\[:1%\]' has no rows"),
+        ("train", {"path": "{}/train.tsv"}, r"is one file.*train_split=\[500:\]"),
+        ("[1:]", {"path": ""}, "name a file or a directory"),
+        ("[1:]", {"path": "{}/none"}, "no such file"),
+        ("[1:]", {"path": "{}/a.txt"}, r"a.txt: no table by its suffix; .*\.tsv, \.csv"),
+    ],
+)
+def test_what_a_run_refuses(
+    tmp_path: Path, tokenizer: Tokenizer, split: str, changes: dict, problem: str
+):
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
+    path = changes.get("path", "{}").format(tmp_path)
+    with pytest.raises(BadInputError, match=problem):
+        table(path, tokenizer, split, **changes | {"path": path})
 
 
-def test_no_tokenizer_no_path_and_no_table(tmp_path: Path):
-    (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tyes\n")
-    with pytest.raises(
-        BadInputError,
-        match=r"config.data.tokenizer is empty.*data.py tokenizer TEXTS.*--config.init_from",
-    ):
+def test_no_tokenizer(tmp_path: Path):
+    (tmp_path / "train.tsv").write_text(FILES["train.tsv"])
+    advice = r"config.data.tokenizer is empty.*data.py tokenizer TEXTS.*--config.init_from"
+    with pytest.raises(BadInputError, match=advice):
         Table(data(tmp_path, tokenizer=""), "train", {})
-    (tmp_path / "a.txt").write_text("a\tb\n")
-    for path, problem in (
-        ("", "name a file or a directory"),
-        (tmp_path / "none", "no such file"),
-        (tmp_path / "a.txt", r"a.txt: no table by its suffix; .*\.tsv, \.csv"),
-    ):
-        with pytest.raises(BadInputError, match=problem):
-            rows(path, "[1:]")
 
 
 def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: Tokenizer):

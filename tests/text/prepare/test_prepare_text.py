@@ -183,45 +183,37 @@ def start(
 
 
 @pytest.mark.slow
-def test_kills_change_no_byte(tmp_path: Path, corpus: list[Path]):
-    """SIGKILL with two workers; the set is that of an undisturbed preparation."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert prepare(corpus, whole, "--max_length=128", "--valid_per_mille=50") == 0
-    process = start(corpus, killed, workers=2)
-    while not list(killed.glob("*/.part-*")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    assert not (killed / "dataset.json").exists()
-    assert prepare(corpus, killed, "--max_length=128", "--valid_per_mille=50") == 0
-    found = [read_set(place) for place in (whole, killed)]
-    manifests = [json.loads(files.pop("dataset.json")) for files in found]
-    assert manifests[0].pop("provenance") and manifests[1].pop("provenance")
-    assert found[0] == found[1] and manifests[0] == manifests[1]
+def test_endings_change_no_byte(tmp_path: Path, corpus: list[Path]):
+    """Ctrl-C, a killed worker, a killed command: each ends at once, the first two with their codes.
 
-
-@pytest.mark.slow
-def test_ctrl_c_and_a_killed_worker(tmp_path: Path, corpus: list[Path]):
-    """Both end the command at once, with its codes; the same command then completes the set."""
-    out = tmp_path / "out"
-    for ending, code in ((signal.SIGINT, 130), (signal.SIGKILL, 3)):
+    The same command then completes the set: that of an undisturbed preparation.
+    """
+    whole, out, codes = tmp_path / "whole", tmp_path / "out", []
+    for ending in ("Ctrl-C", "worker", "command"):
         process = start(corpus, out, workers=2, stderr=subprocess.PIPE)
         before = len(list(out.glob("*/.part-*")))
         while len(list(out.glob("*/.part-*"))) == before:
             assert process.poll() is None
             time.sleep(0.01)
-        if ending == signal.SIGINT:
-            process.send_signal(ending)
-        else:
+        if ending == "worker":
             # Python's own helper process is a child too; workers have the units' files open.
             while not (written := list(out.glob("*/.writing-*"))):
                 time.sleep(0.01)
-            os.kill(int(written[0].name.rpartition("-")[2]), ending)
+            os.kill(int(written[0].name.rpartition("-")[2]), signal.SIGKILL)
+        else:
+            process.send_signal(signal.SIGINT if ending == "Ctrl-C" else signal.SIGKILL)
         stderr = process.communicate(timeout=60)[1].decode()
-        assert process.returncode == code and "Traceback" not in stderr, stderr
-    assert "a worker process was killed" in stderr
-    assert start(corpus, out, workers=2).wait() == 0
+        codes.append(process.returncode)
+        assert "Traceback" not in stderr, stderr
+        assert ("a worker process was killed" in stderr) == (ending == "worker")
+        assert not (out / "dataset.json").exists()
+    assert codes == [130, 3, -signal.SIGKILL]
+    for place in (whole, out):
+        assert prepare(corpus, place, "--max_length=128", "--valid_per_mille=50") == 0
+    found = [read_set(place) for place in (whole, out)]
+    manifests = [json.loads(files.pop("dataset.json")) for files in found]
+    assert manifests[0].pop("provenance") and manifests[1].pop("provenance")
+    assert found[0] == found[1] and manifests[0] == manifests[1]
 
 
 def test_beam_makes_the_same_set(tmp_path: Path, corpus: list[Path]):

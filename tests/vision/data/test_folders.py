@@ -5,24 +5,17 @@ import os
 import shutil
 import unicodedata
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from image_sources import AUGMENT, png, refused
-from messy_photos import as_pillow_reads, left_out, readable, unreadable, write_folder
+from messy_photos import as_pillow_reads, left_out, readable, unreadable, write, write_folder
 from ml_collections import ConfigDict
-from PIL import Image
 
-from widenet_jax.data import records
-from widenet_jax.data.sources import (
-    build_source,
-    class_counts,
-    largest_share,
-    missing_classes,
-    open_data,
-    overview,
-)
+from widenet_jax.data import records, sources
+from widenet_jax.data.sources import build_source, missing_classes, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data import files
 from widenet_jax.vision.data.folders import Holdout
@@ -33,11 +26,10 @@ from widenet_jax.vision.data.packed import ArrayRecord
 def folder(tmp_path: Path) -> Path:
     for split in ("train", "val"):
         for value, name in enumerate(("zebra", "ant")):
-            (tmp_path / split / name).mkdir(parents=True)
-            (tmp_path / split / name / "b.JPEG").write_bytes(png(10 * value))
-            (tmp_path / split / name / "a.png").write_bytes(png(10 * value + 1))
-            (tmp_path / split / name / "notes.txt").write_text("not an image")
-            (tmp_path / split / name / "._a.png").write_bytes(b"left by a file manager")
+            files = {"b.JPEG": png(10 * value), "a.png": png(10 * value + 1)}
+            files |= {"notes.txt": b"not an image", "._a.png": b"left by a file manager"}
+            for file, content in files.items():
+                write(tmp_path / split / name / file, content)
     return tmp_path
 
 
@@ -48,23 +40,6 @@ def test_image_folder_reads_sorted_classes(folder):
     values = [int(files.decode(source[i]["image"], "")[0, 0, 0]) for i in range(4)]
     assert values == [11, 10, 1, 0]
     assert source.describe(2) == f"{folder}/val/zebra/a.png"
-
-
-def test_mistakes_in_the_path_or_the_split(folder):
-    data = {"source": "image_folder", "path": str(folder)}
-    assert "no split 'test'; there are train, val" in refused(data, "test")
-    assert "no such directory" in refused(data | {"path": str(folder / "nowhere")}, "train")
-    message = refused(data | {"path": str(folder / "val/ant/notes.txt")}, "train")
-    assert message.endswith("/notes.txt: a file; give a folder of class folders")
-    assert "from local disks only" in refused(data | {"path": "gs://bucket/photos"}, "train")
-    records.write_set(folder / "set", {"train": [(0, b"")]}, class_names="a", provenance={})
-    message = refused(data | {"path": str(folder / "set"), "eval_fraction": 0.1}, "train")
-    fields = "--config.data.source=array_record --config.data.eval_fraction=0"
-    assert message.startswith(f"config.data.path={folder}/set: a packed set, ")
-    assert message.endswith(fields)
-    (folder / records.MANIFEST).write_text("of another program")
-    (folder / "train3").mkdir()
-    assert "has no class folders" in refused(data, "train3")
 
 
 @pytest.mark.parametrize(
@@ -106,19 +81,14 @@ def test_only_what_lies_with_the_file_is_a_bad_example(folder, monkeypatch):
 # --- Both splits ----------------------------------------------------------------------------------
 
 
+DATA = {"source": "image_folder", "eval_fraction": 0.0, "image_size": 8, "on_bad_example": "skip"}
+DATA |= {"train_split": "train", "eval_split": "val"}
+
+
 def config_of(path: Path, **data: object) -> ConfigDict:
     """Returns what `open_data` reads of a config."""
-    sections = {
-        "data": {
-            "source": "image_folder", "path": str(path), "train_split": "train",
-            "eval_split": "val", "eval_fraction": 0.0, "image_size": 8,
-            "on_bad_example": "skip", **data,
-        },
-        "augment": AUGMENT,
-        "task": {"name": "classification"},
-        "batch_size": 4,
-    }  # fmt: skip
-    return ConfigDict(sections)
+    sections = {"data": {**DATA, "path": str(path), **data}, "task": {"name": "classification"}}
+    return ConfigDict({**sections, "augment": AUGMENT, "batch_size": 4})
 
 
 def test_a_class_may_be_missing_in_evaluation_and_is_named(folder):
@@ -137,12 +107,6 @@ def test_a_class_may_be_missing_in_evaluation_and_is_named(folder):
     assert missing_classes(open_data(config_of(folder)).eval) == ("ant",)
 
 
-def test_a_class_without_training_images_is_refused(folder):
-    shutil.rmtree(folder / "train" / "ant")
-    with pytest.raises(BadInputError, match=r"train has no example of 1 of 2 classes \(ant\)"):
-        open_data(config_of(folder))
-
-
 def test_classes_are_counted_where_the_task_weights_them(folder):
     (folder / "train" / "ant" / "c.png").write_bytes(png(1))
     config = config_of(folder)
@@ -152,8 +116,8 @@ def test_classes_are_counted_where_the_task_weights_them(folder):
     examples = [(k, png(k)) for k in (1, 0, 1)]
     records.write_set(folder / "set", {"train": examples}, class_names="abc", provenance={})
     packed = ArrayRecord(str(folder / "set"), "train")
-    assert class_counts(packed) == (1, 2, 0)
-    assert largest_share(packed) is None  # only reading all of it would tell
+    assert sources.class_counts(packed) == (1, 2, 0)
+    assert sources.largest_share(packed) is None  # only reading all of it would tell
 
 
 def test_a_slice_of_a_folder_takes_its_share_of_every_class(folder):
@@ -169,16 +133,15 @@ def test_a_slice_of_a_folder_takes_its_share_of_every_class(folder):
 @pytest.fixture
 def flat(tmp_path: Path) -> Path:
     for name in ("ant", "zebra"):
-        (tmp_path / "flat" / name).mkdir(parents=True)
         for i in range(200):
-            (tmp_path / "flat" / name / f"{i:03}.png").write_bytes(b"")
+            write(tmp_path / "flat" / name / f"{i:03}.png", b"")
     return tmp_path / "flat"
 
 
 def parts(path: Path, fraction: float = 0.1) -> tuple[set[str], set[str]]:
     data = config_of(path, eval_fraction=fraction).data
-    sources = [build_source(data, split) for split in ("train", "val")]
-    return tuple({s.describe(i) for i in range(len(s))} for s in sources)
+    both = [build_source(data, split) for split in ("train", "val")]
+    return tuple({s.describe(i) for i in range(len(s))} for s in both)
 
 
 def test_a_flat_folder_is_divided_by_the_names_alone(flat):
@@ -190,9 +153,8 @@ def test_a_flat_folder_is_divided_by_the_names_alone(flat):
     names = sorted(path.split("flat/")[1] for path in held_out)
     assert names[:4] == ["ant/018.png", "ant/031.png", "ant/033.png", "ant/036.png"]
     moved = flat.rename(flat.with_name("moved to another flat"))
-    (moved / "ant" / "new.png").write_bytes(b"")
-    (moved / "bee").mkdir()
-    (moved / "bee" / "000.png").write_bytes(b"")
+    write(moved / "ant" / "new.png", b"")
+    write(moved / "bee" / "000.png", b"")
     train_now, held_out_now = ({p.split("flat/")[1] for p in part} for part in parts(moved))
     added = {"ant/new.png", "bee/000.png"}
     assert held_out_now - added == {path.split("flat/")[1] for path in held_out}
@@ -201,9 +163,8 @@ def test_a_flat_folder_is_divided_by_the_names_alone(flat):
 
 def test_where_a_small_class_has_no_image_in_a_part_advice_is_given(tmp_path):
     for name, count in (("bee", 4), ("cat", 40)):
-        (tmp_path / name).mkdir()
         for i in range(count):
-            (tmp_path / name / f"{i}.png").write_bytes(png(i))
+            write(tmp_path / name / f"{i}.png", png(i))
     config = config_of(tmp_path, eval_fraction=0.1)
     data = open_data(config)
     line = overview((("train", data.train), ("val", data.eval)), "images")
@@ -222,11 +183,8 @@ def test_a_slice_of_a_divided_folder_is_a_part_of_that_split(flat):
     data = config_of(flat, eval_fraction=0.1, **sliced).data
     train, held_out = (build_source(data, split) for split in sliced.values())
     found = {train.describe(i) for i in range(len(train))}
-    assert (
-        found < whole[0]
-        and abs(2 * len(found) - len(whole[0])) <= 2
-        and missing_classes(train) == ()
-    )
+    assert found < whole[0] and abs(2 * len(found) - len(whole[0])) <= 2
+    assert missing_classes(train) == ()
     assert {held_out.describe(i) for i in range(len(held_out))} == whole[1]
     twice = {"train_split": "train[:90%]", "eval_split": "train[90%:]"}
     data = config_of(flat, eval_fraction=0.1, **twice).data
@@ -244,46 +202,111 @@ def test_the_form_of_accents_does_not_move_a_file():
     assert forms[0] != forms[1] and held[0] == held[1] and 15 < sum(held[0]) < 35
 
 
-def test_a_flat_folder_gets_advice(flat):
-    message = refused({"source": "image_folder", "path": str(flat)}, "train")
-    assert "if they are the classes, add --config.data.eval_fraction=0.1" in message
-    (flat / "bee").mkdir()
-    (flat / "bee" / "a.HEIC").write_bytes(b"")
-    message = refused(config_of(flat, eval_fraction=0.1).data, "train")
-    assert f"{flat}/bee: no image in it" in message and "other files (.heic 1)" in message
-    (flat / "bee" / "a.HEIC").rename(flat / "ant" / "a.HEIC")
-    (flat / "bee").rename(flat / "ant" / "bee")  # empty
+def test_what_lies_in_a_class_beside_its_images_is_counted(flat):
+    (flat / "ant" / "a.HEIC").write_bytes(b"")
+    (flat / "ant" / "bee").mkdir()
     source = build_source(config_of(flat, eval_fraction=1.0).data, "val")
     assert source.left_out == {".heic": 1, "folder in a class": 1}
-    message = refused(config_of(flat.parent, eval_fraction=0.1).data, "val")
-    assert "or name the folder that holds the class folders" in message
 
 
 def test_a_workdir_among_the_classes_is_none(flat):
-    run = flat / "run"
-    run.mkdir()
-    (run / "environment.json").write_text("[]")
-    Image.fromarray(np.zeros((8, 8), np.uint8)).save(run / "learning_curve.png")
+    write(flat / "run" / "environment.json", b"[]")
+    write(flat / "run" / "learning_curve.png", png(1))
     assert "run" not in build_source(config_of(flat, eval_fraction=0.1).data, "train").class_names
 
 
-# --- Splits that are there, and images in other places -------------------------------------------
+# --- What is refused ------------------------------------------------------------------------------
 
 
-def test_an_evaluation_split_without_class_folders_is_refused(folder):
+def loose(root: Path) -> None:
     """As ImageNet's validation images: training images would be evaluated in their place."""
-    for image in (folder / "val").glob("*/*.*"):
-        image.rename(folder / "val" / f"{image.parent.name} {image.name}")
-    for name in ("ant", "zebra"):
-        shutil.rmtree(folder / "val" / name)
-    for fraction in (0.2, 0.0):
-        with pytest.raises(
-            BadInputError, match=rf"^{folder}/val: 6 images lie in it itself, .* each"
-        ):
-            open_data(config_of(folder, eval_fraction=fraction))
-    for image in (folder / "val").glob("*.*"):
-        image.unlink()
-    data = open_data(config_of(folder, eval_fraction=0.2))  # an empty folder is no split
+    for image in (root / "val").glob("*/*.*"):
+        image.rename(root / "val" / f"{image.parent.name} {image.name}")
+    no("val/ant", "val/zebra")(root)
+
+
+def too_deep(root: Path) -> None:
+    """As in Tiny ImageNet: CLASS/images/IMAGE."""
+    for folder in root.glob("*/*"):
+        (folder / "images").mkdir()
+        for image in folder.glob("[ab].*"):
+            image.rename(folder / "images" / image.name)
+
+
+def alike(root: Path) -> None:
+    """Composed and decomposed letters look alike; the images of one would be left out."""
+    for form in ("NFC", "NFD"):
+        (root / "train" / unicodedata.normalize(form, "é")).mkdir()
+
+
+def packed(root: Path) -> None:
+    records.write_set(root / "set", {"train": [(0, b"")]}, class_names="a", provenance={})
+
+
+def no(*names: str) -> Callable[[Path], None]:
+    return lambda root: [shutil.rmtree(root / name) for name in names]
+
+
+def new(name: str) -> Callable[[Path], None]:
+    return lambda root: write(root / name, b"")
+
+
+def foreign(root: Path) -> None:
+    """A dataset.json of another program beside the splits, and one without a class."""
+    new(records.MANIFEST)(root)
+    no("train/ant", "train/zebra")(root)
+
+
+def nothing(root: Path) -> None: ...
+
+
+# What is done to the folder, the path in it, config.data.eval_fraction, and a part of the line.
+REFUSED = [
+    (nothing, "/train", 0.0, "no split 'train'; its folders hold no class folders, so if they are"),
+    (nothing, "/train", 0.0, "the classes, add --config.data.eval_fraction=0.1 to hold a tenth of"),
+    (nothing, "/nowhere", 0.0, "config.data.path={root}/nowhere: no such directory"),
+    (nothing, "/val/ant/notes.txt", 0.0, "/notes.txt: a file; give a folder of class folders"),
+    (packed, "/set", 0.1, "config.data.path={root}/set: a packed set, not a folder of class fold"),
+    (packed, "/set", 0.1, "with --config.data.source=array_record --config.data.eval_fraction=0"),
+    (no("val"), "", 0.0, "{root}: no split 'val'; there are train"),
+    (foreign, "", 0.0, "{root}/train: has no class folders; images belong"),
+    (no("train/ant"), "", 0.0, "train has no example of 1 of 2 classes (ant)"),
+    # As where the path is one level too high, and its only folder holds the class folders.
+    (no("train/ant", "val/ant"), "", 0.0, "{root}: split train has one class only (zebra)"),
+    (loose, "", 0.0, "{root}/val: 6 images lie in it itself, which is right for the folder of a"),
+    (loose, "", 0.2, "; it must hold a folder for each class (or is config.data.path one too deep"),
+    (too_deep, "", 0.0, "{root}/train/ant: no image in it (.jpg, .jpeg, .png, .webp, .bmp, .gif, "),
+    (
+        too_deep,
+        "",
+        0.5,
+        ", and images in {root}/train/ant/images; move, convert or remove them, or",
+    ),
+    (alike, "", 0.0, "/train: two folders have the name"),
+    # The images of a class; an inner folder would be the only class.
+    (nothing, "/train/ant", 0.1, "{root}/train/ant: 2 images lie in it itself"),
+    (new("train/ant/best/a.txt"), "/train/ant", 0.1, "{root}/train/ant: 2 images lie in it itself"),
+    (new("train/bee/a.HEIC"), "/train", 0.1, "{root}/train/bee: no image in it (.jpg, "),
+    (new("train/bee/a.HEIC"), "/train", 0.1, "but other files (.heic 1); move, convert or remove"),
+    (new("train/bee/in/a.jpg"), "/train", 0.1, "or name the folder that holds the class folders"),
+]
+
+
+@pytest.mark.parametrize(("change", "place", "fraction", "line"), REFUSED)
+def test_what_is_no_folder_of_classes_is_refused(folder, change, place, fraction, line):
+    change(folder)
+    with pytest.raises(BadInputError) as error:
+        open_data(config_of(f"{folder}{place}", eval_fraction=fraction))
+    assert line.format(root=folder) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_folders_are_read_from_local_disks():
+    assert "from local disks only" in refused(config_of("gs://bucket/photos").data, "train")
+
+
+def test_an_empty_folder_is_no_split(folder):
+    no("val/ant", "val/zebra")(folder)
+    data = open_data(config_of(folder, eval_fraction=0.2))
     assert len(data.train) + len(data.eval) == 4
 
 
@@ -298,29 +321,6 @@ def test_splits_beside_training_that_are_not_used_are_named(folder):
     for split in ("test", "valid"):
         data = open_data(config_of(folder, eval_fraction=0.2, eval_split=split))
         assert len(data.eval) == 4 and not data.train.note
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.5])
-def test_images_one_folder_too_deep_are_found(folder, fraction):
-    """As in Tiny ImageNet: CLASS/images/IMAGE."""
-    for split in ("train", "val"):
-        for name in ("ant", "zebra"):
-            (folder / split / name / "images").mkdir()
-            for image in (folder / split / name).glob("[ab].*"):
-                image.rename(folder / split / name / "images" / image.name)
-    words = (
-        rf"^{folder}/train/ant: no image in it .*, and images in {folder}/train/ant/images; move"
-    )
-    with pytest.raises(BadInputError, match=words):
-        open_data(config_of(folder, eval_fraction=fraction))
-
-
-def test_two_folders_of_one_name_are_refused(folder):
-    """Composed and decomposed letters look alike; the images of one would be left out."""
-    for form in ("NFC", "NFD"):
-        (folder / "train" / unicodedata.normalize(form, "é")).mkdir()
-    message = refused({"source": "image_folder", "path": str(folder)}, "train")
-    assert "two folders have the name" in message and "one with composed letters" in message
 
 
 # --- A folder as people keep them -----------------------------------------------------------------
@@ -368,21 +368,3 @@ def test_the_hash_of_a_folder_is_of_its_images_and_not_of_its_place(folder, tmp_
     (folder / "train" / "ant" / "a.png").write_bytes(png(50))  # as many, of equal names
     assert content(folder)[64:] == first[64:] and content(folder)[:64] != first[:64]
     assert "content_sha256" not in open_data(config_of(folder)).data_info.info
-
-
-def test_a_single_class_is_refused(folder):
-    """As where the path is one level too high, and its only folder holds the class folders."""
-    for split in ("train", "val"):
-        shutil.rmtree(folder / split / "ant")
-    with pytest.raises(BadInputError, match="split train has one class only") as error:
-        open_data(config_of(folder))
-    assert str(error.value).startswith(f"{folder}: ") and "(zebra)" in str(error.value)
-
-
-def test_the_folder_of_a_class_is_no_folder_of_classes(flat):
-    """Its images would be left out, and an inner folder would be the only class."""
-    for name in ("", "best"):
-        (flat / "ant" / name).mkdir(exist_ok=True)
-        message = refused(config_of(flat / "ant", eval_fraction=0.1).data, "train")
-        assert f"{flat}/ant: 200 images lie in it itself" in message
-        assert "a folder for each class" in message

@@ -17,13 +17,14 @@ from widenet_jax.vision.spec import CLASSIFICATION
 IMAGE = np.arange(64, dtype=np.uint8).reshape(8, 8)
 CIRCULAR: list = []
 CIRCULAR.append(CIRCULAR)
+NAMES = {"class_names": ["a", "b"]}
 GOOD = {"image": IMAGE[..., None], "label": 1}
 
 
 class Own:
     def __init__(self, example=GOOD, info=None, length=2):
         self.example, self.length = example, length
-        self.info = {"class_names": ["a", "b"]} if info is None else info
+        self.info = NAMES if info is None else info
 
     def __len__(self):
         return self.length
@@ -50,19 +51,13 @@ def test_a_good_source_is_opened(monkeypatch: pytest.MonkeyPatch):
         assert row["label"].dtype == np.int32 and data.data_info.example["label"].shape == ()
 
 
+LABELS = [(2, "2"), (-1, "-1"), (0.7, "0.7"), ("1", "'1'"), (np.array([1]), r"array\(\[1\]\)")]
+
+
 @pytest.mark.parametrize(
     ("example", "words"),
     [
-        *[
-            (GOOD | {"label": label}, rf"its label is {shown}; give .* whole number from 0 to 1$")
-            for label, shown in (
-                (2, "2"),
-                (-1, "-1"),
-                (0.7, "0.7"),
-                ("1", "'1'"),
-                (np.array([1]), r"array\(\[1\]\)"),
-            )
-        ],
+        *((GOOD | {"label": x}, rf"label is {y}; give .* number from 0 to 1$") for x, y in LABELS),
         ({"image": IMAGE}, "its label is None"),
         ({"label": 0}, "has no 'image'"),
         (GOOD | {"image": IMAGE / 255}, r"an array float64 \[8, 8, 1\]; give the bytes of a file"),
@@ -118,7 +113,11 @@ def test_a_slice_of_own_images_keeps_wrong_labels_wrong():
         ({"info": {"class_names": ["a", "a"]}}, r"class 1 \('a'\) has the name of class 0"),
         ({"length": 2.0}, "its __len__ must return a count: 'float' object"),
         ({"length": -1}, "its __len__ must return a count: .* should return >= 0"),
-        ({"info": {"class_names": ["a", "b"], "more": CIRCULAR}}, "as JSON holds it: Circular"),
+        ({"info": NAMES | {"more": CIRCULAR}}, "as JSON holds it: Circular"),
+        *(
+            ({"info": NAMES | {key: 1}}, rf"info\['{key}'\] is a name of the run's own; rename")
+            for key in (*sorted(OF_THE_RUN), "result", "environment")
+        ),
     ],
 )
 def test_what_a_source_says_of_itself(own, words, monkeypatch: pytest.MonkeyPatch):
@@ -130,13 +129,6 @@ def test_a_task_that_needs_no_facts_needs_a_dict(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(TASKS, "classification", dataclasses.replace(CLASSIFICATION, info=()))
     with pytest.raises(BadInputError, match=r"its info must be a dict with what .* or \{\}$"):
         opened(Own(info=["a", "b"]), monkeypatch)
-
-
-@pytest.mark.parametrize("key", [*sorted(OF_THE_RUN), "result", "environment"])
-def test_no_info_has_the_name_of_a_file_or_an_entry_of_the_run(key, monkeypatch):
-    info = {"class_names": ["a", "b"], key: 1}
-    with pytest.raises(BadInputError, match=rf"info\['{key}'\] is a name of the run's own; rename"):
-        opened(Own(info=info), monkeypatch)
 
 
 def test_an_object_that_is_no_source(monkeypatch: pytest.MonkeyPatch):

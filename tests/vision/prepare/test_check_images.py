@@ -44,9 +44,8 @@ def test_check_counts_the_images_of_each_class(tmp_path, capsys):
     counts = {"train/ant": 7, "train/bee": 3, "val/ant": 5, "val/bee": 6}
     for name, count in counts.items():
         for i in range(count):
-            write(
-                tmp_path / name / f"{i}.png", saved(picture(len([*tmp_path.rglob("*.png")])), "PNG")
-            )
+            seed = len([*tmp_path.rglob("*.png")])
+            write(tmp_path / name / f"{i}.png", saved(picture(seed), "PNG"))
     write(tmp_path / "stray.png", saved(picture(3), "PNG"))
     write(tmp_path / ".thumbs" / "0.png", saved(picture(99), "PNG"))
     copies = f"{tmp_path}/stray.png = {tmp_path}/train/ant/3.png"

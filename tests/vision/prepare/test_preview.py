@@ -3,10 +3,11 @@
 from argparse import Namespace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 from matplotlib.text import Text
+from messy_photos import saved, write
+from PIL import Image
 from small_runs import ROOT
 
 from widenet_jax.config.fields import override
@@ -21,9 +22,8 @@ def test_rows_and_the_names_above_them(tmp_path: Path, monkeypatch: pytest.Monke
     rng = np.random.default_rng(0)
     for name in (LONG, "猫"):
         for split in ("train", "val"):
-            (tmp_path / split / name).mkdir(parents=True)
-            image = rng.integers(0, 256, (32, 32, 3), np.uint8)
-            cv2.imwrite(str(tmp_path / split / name / "a.png"), image)
+            image = Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8))
+            write(tmp_path / split / name / "a.png", saved(image, "PNG"))
     fields = [f"--config.data.path={tmp_path}", "--config.data.image_size=32"]
     fields += ["--config.augment.eval_crop_fraction=1.0"]
     config = override(load_config(f"{ROOT}/configs/finetune.py"), fields)
@@ -51,9 +51,8 @@ def test_images_are_mixed_as_in_training(fields, tmp_path: Path, monkeypatch: py
     """White in the first row, black in the next: a mean is the share of white, as is written."""
     for name, grey in (("white", 255), ("zinc", 0)):
         for split in ("train", "val"):
-            (tmp_path / split / name).mkdir(parents=True)
-            image = np.full((16, 16, 3), grey, np.uint8)
-            cv2.imwrite(str(tmp_path / split / name / "a.png"), image)
+            image = Image.fromarray(np.full((16, 16, 3), grey, np.uint8))
+            write(tmp_path / split / name / "a.png", saved(image, "PNG"))
     changes = [f"--config.data.path={tmp_path}", "--config.data.image_size=16"]
     changes += [f"--config.augment.{field}_alpha=1.0" for field in fields]
     config = override(load_config(f"{ROOT}/configs/finetune.py"), changes)

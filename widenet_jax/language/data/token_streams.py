@@ -13,7 +13,7 @@ that a model can keep a memory for each row. `data.blocks.stream_at` has the rul
 
 import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -39,6 +39,7 @@ from widenet_jax.language.data.tokens import (
     Tokens,
     WordCount,
     file_size,
+    id_type,
     sample_sha256,
 )
 
@@ -152,17 +153,12 @@ def open_set(directory: str, split: str, max_length: int) -> TokenStream:
     entry, vocab_size = manifest["splits"][split], manifest["vocab_size"]
     path = str(epath.Path(directory) / token_file_name(split))
     written, size = entry["file_bytes"], file_size(path)
-    if size != written:
-        raise BadInputError(
-            f"{path}: {size:,} bytes, {written:,} were written; copy it again or prepare the set "
-            "again"
-        )
     # Runs compare the manifest's hashes, which must be true of the file.
-    if sample_sha256(path) != entry["sample_sha256"]:
-        raise BadInputError(
-            f"{path}: not what was written, by its sample_sha256 in {records.MANIFEST}; copy it "
-            "again or prepare the set again"
-        )
+    changed = sample_sha256(path) != entry["sample_sha256"]
+    if size != written or changed:
+        odd = f"not what was written, by its sample_sha256 in {records.MANIFEST}"
+        odd = odd if size == written else f"{size:,} bytes, {written:,} were written"
+        raise BadInputError(f"{path}: {odd}; copy it again or prepare the set again")
     info = {"vocab_size": vocab_size, "text_sha256": splits_sha256(manifest["splits"])}
     if "tokenizer_sha256" in manifest:
         tokenizer = load_written_tokenizer(directory, manifest["tokenizer_sha256"])
@@ -175,14 +171,11 @@ def open_plain(path: str, split: str, max_length: int, text: str = "") -> TokenS
     """Opens a split of a plain file, as bytes; arguments and errors as of `open_stream`."""
     check_split(split, (*PLAIN_SPLITS, WHOLE), path)
     size = file_size(path)
-    if not size:
-        raise BadInputError(f"{path}: an empty file; give one with text")
     with epath.Path(path).open("rb") as file:
-        compressed = file.read(8).startswith((GZIP, BZIP2, XZ, ZIP))
-    if compressed:
-        raise BadInputError(
-            f"{path}: compressed; unpack it, or prepare it with scripts/prepare_data.py stream"
-        )
+        beginning = file.read(8)
+    if not beginning or beginning.startswith((GZIP, BZIP2, XZ, ZIP)):
+        odd = "compressed; unpack it, or prepare it with scripts/prepare_data.py stream"
+        raise BadInputError(f"{path}: {odd if beginning else 'an empty file; give one with text'}")
     ends = np.cumsum([0, *PLAIN_SPLITS.values()]) * size // 100
     bounds = dict(zip(PLAIN_SPLITS, itertools.pairwise(ends), strict=True))
     first, end = bounds.get(split, (0, size))
@@ -199,19 +192,28 @@ def novel_pieces() -> dict[str, tuple[Tokens, dict, dict]]:
     lines = TEXT.read_text().splitlines(keepends=True)
     ends = np.cumsum([0, *(len(line.encode()) for line in lines)])
     info = {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.json}
-    splits, first = {}, 0
+    encoder, splits, first = Encoder(tokenizer), {}, 0
     for split, share in zip(PLAIN_SPLITS, np.cumsum([*PLAIN_SPLITS.values()]), strict=True):
         end = int(np.searchsorted(ends, ends[-1] * share // 100))  # whole lines
-        text = "".join(lines[first:end])
-        encoded = tokenizer.encode_all(text.splitlines())
-        losses = lost_text.count(tokenizer, text.splitlines(), encoded)
-        found = np.concatenate(encoded)
-        words = len(text.split()) + text.count("\n")
-        counts = {"bytes": int(ends[end] - ends[first]), "words": words}
-        counts |= lost_text.shares_of(losses)
-        splits[split] = Tokens(tokenizer.vocab_size, len(found), found), counts, info
+        text = "".join(lines[first:end]).encode()
+        splits[split] = *in_memory(encoder, [Passage(text, NOVEL, None, True)]), info
         first = end
     return splits
+
+
+def in_memory(encoder: Encoder, text: Iterable[Passage]) -> tuple[Tokens, dict[str, Any]]:
+    """Returns the tokens of a text, and the counts that `TokenStream` needs."""
+    words, size, parts, losses = WordCount(), 0, [], []
+    for passage in text:
+        tokens, lost = encoder.measured(passage)
+        parts.append(tokens)
+        losses.append(lost)
+        words.add(np.frombuffer(passage.text, np.uint8))
+        size += len(passage.text)
+    held = np.concatenate([*parts, np.zeros(0, id_type(encoder.vocab_size))])
+    counts = {"bytes": size, "words": words.words}
+    counts |= lost_text.shares_of(np.sum(losses, axis=0) if losses else [])
+    return Tokens(encoder.vocab_size, len(held), held), counts
 
 
 def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[TokenStream, Transform]:
@@ -227,21 +229,12 @@ def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[Toke
       BadInputError: it cannot be read, or is shorter than a window.
     """
     tokenizer = Tokenizer(info["tokenizer"]) if "tokenizer" in info else None
-    encoder, words, size, tokens = Encoder(tokenizer), WordCount(), 0, []
-    losses = np.zeros(4 if tokenizer else 0, int)
     try:
-        for passage in passages(itertools.chain.from_iterable(plan([path])), COLUMN):
-            part, lost = encoder.measured(passage)
-            tokens.append(part)
-            losses += lost
-            words.add(np.frombuffer(passage.text, np.uint8))
-            size += len(passage.text)
+        text = passages(itertools.chain.from_iterable(plan([path])), COLUMN)
+        tokens, counts = in_memory(Encoder(tokenizer), text)
     except BadInputError as error:  # `--file` has no flag beside it for the column
         raise BadInputError(str(error).replace(CHOOSE, f"name it {COLUMN}")) from None
-    found = np.concatenate([*tokens, encoder.tokens(Passage(b"", path, None, True))])
-    counts = {"bytes": size, "words": words.words} | lost_text.shares_of(losses)
-    held = Tokens(encoder.vocab_size, len(found), found)
-    return TokenStream(held, counts, info, max_length, path), window_transform
+    return TokenStream(tokens, counts, info, max_length, path), window_transform
 
 
 def splits_sha256(splits: Mapping[str, Mapping[str, Any]]) -> str:
@@ -255,14 +248,14 @@ def token_file_name(split: str) -> str:
     return f"{split}.tokens"
 
 
-def window_transform(example: Example, _: np.random.Generator) -> dict[str, np.ndarray]:
-    """Returns the arrays of one window; draws nothing."""
-    return {name: np.asarray(example[name]) for name in ("tokens", "fresh")}
-
-
 def window_transforms(*_: Any) -> tuple[Transform, Transform]:
     """Returns the transform of training and of evaluation, the same for all configs."""
     return window_transform, window_transform
+
+
+def window_transform(example: Example, _: np.random.Generator) -> dict[str, np.ndarray]:
+    """Returns the arrays of one window; draws nothing."""
+    return {name: np.asarray(example[name]) for name in ("tokens", "fresh")}
 
 
 def open_token_stream(data: Mapping[str, Any], split: str, _: Mapping[str, Any]) -> TokenStream:

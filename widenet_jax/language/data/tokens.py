@@ -101,16 +101,14 @@ class Encoder:
     def vocab_size(self) -> int:
         return self.tokenizer.vocab_size if self.tokenizer else BYTE_VALUES
 
-    def tokens(self, passage: Passage) -> np.ndarray:
-        """Returns the tokens of a passage; of word pieces each line's own, without line breaks.
+    def measured(self, passage: Passage) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the tokens of a passage, and `lost_text.count` of its lines, [] of bytes.
+
+        Word pieces are each line's own, without line breaks.
 
         Raises:
           BadInputError: the text is to be word pieces, and is not UTF-8.
         """
-        return self.measured(passage)[0]
-
-    def measured(self, passage: Passage) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens and `lost_text.count` of the lines, [] of bytes; raises likewise."""
         dtype = id_type(self.vocab_size)
         if self.tokenizer is None:
             return np.frombuffer(passage.text, dtype), np.zeros(0, int)
@@ -125,7 +123,7 @@ class Encoder:
         found = self.tokenizer and self.separator and self.tokenizer.id_of(self.separator)
         if isinstance(found, int):
             return np.array([found], id_type(self.vocab_size))
-        return self.tokens(Passage(self.separator.encode(), "--separator", None, True))
+        return self.measured(Passage(self.separator.encode(), "--separator", None, True))[0]
 
 
 class WordCount:

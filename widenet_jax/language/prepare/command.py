@@ -8,7 +8,7 @@ from widenet_jax.corpus.command import add_set_command, column_of, report, units
 from widenet_jax.data.splits import PLAIN_SPLITS
 from widenet_jax.errors import BadInputError
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kMG%]?)")
+_PART = re.compile(r"\s*([^\W\d]\w*)=\s*(\d+(?:\.\d+)?)([kMG%]?)\s*")  # of --splits: NAME=SIZE
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -88,25 +88,23 @@ def cuts_of(options: Options) -> list[tuple[str, str]]:
     if text is None:
         shares = {"train": 100} if own else PLAIN_SPLITS
         return [(split, f"{share}%") for split, share in shares.items()]
-    cuts = []
-    for part in text.split(","):
-        name, _, size = part.strip().partition("=")
-        found = _SIZE.fullmatch(size.strip())
-        if not (name.isidentifier() and found and float(found[1]) > 0):
-            raise BadInputError(
-                f"--splits={text}: {part!r} is not NAME=SIZE; write for instance "
-                "train=90%,valid=5%,test=5% or train=90M,valid=5M,test=5M"
-            )
-        if name in own:
-            raise BadInputError(
-                f"--splits={text}: {name} is given by --{name}, too; leave one of them out"
-            )
-        number, unit = found.groups()
-        size = f"{number}%" if unit == "%" else str(round(float(number) * _FACTORS[unit]))
-        cuts.append((name, size))
-    if "train" not in dict(cuts):
-        raise BadInputError(f"--splits={text}: names no split train; add train=SIZE")
-    return cuts
+    parts = [(part, _PART.fullmatch(part)) for part in text.split(",")]
+    found = [match.groups() for _, match in parts if match and float(match[2]) > 0]
+    names = [name for name, *_ in found]
+    odd = [
+        f"{part!r} is not NAME=SIZE; write for instance train=90%,valid=5%,test=5% or "
+        "train=90M,valid=5M,test=5M"
+        for part, match in parts
+        if not match or float(match[2]) == 0
+    ]
+    odd += [f"{n} is given by --{n}, too; leave one of them out" for n in names if n in own]
+    odd += ["names no split train; add train=SIZE"] * ("train" not in names)
+    if odd:
+        raise BadInputError(f"--splits={text}: {odd[0]}")
+    return [
+        (name, f"{size}%" if unit == "%" else str(round(float(size) * _FACTORS[unit])))
+        for name, size, unit in found
+    ]
 
 
 def print_windows(config: Any, options: Options) -> None:

@@ -176,11 +176,8 @@ class JoinedUnits:
 
     def write(self, split: str, ranges: Sequence[Range]) -> dict[str, Any]:
         """Writes the file of a split; returns its entry of the manifest."""
-        path, digest, words = (
-            self._directory / token_file_name(split),
-            hashlib.sha256(),
-            WordCount(),
-        )
+        path = self._directory / token_file_name(split)
+        digest, words = hashlib.sha256(), WordCount()
         with written_whole(path) as beside, beside.open("wb") as file:
             for tokens in itertools.chain.from_iterable(map(self._read, ranges)):
                 content = tokens.tobytes()

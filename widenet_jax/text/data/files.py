@@ -59,15 +59,16 @@ def find_files(path: str, name: str) -> list[epath.Path]:
       BadInputError: there are none, or several that the name could mean.
     """
     place, where = absolute(path), f"config.data.path={path}"
-    if not path or not place.exists():
-        there = "no such file or directory" if path else "name a file or a directory of splits"
-        raise BadInputError(f"{where}: {there}")
+    slices = "--config.data.train_split=[500:] --config.data.eval_split=[:500]"
+    parts = f" is one file, so that splits are parts of it; add {slices}"
+    rows = (
+        (not path, ": name a file or a directory of splits"),
+        (not place.exists(), ": no such file or directory"),
+        (name and not place.is_dir(), parts),
+    )
+    if problem := next((text for wrong, text in rows if wrong), ""):
+        raise BadInputError(where + problem)
     if not place.is_dir():
-        if name:
-            raise BadInputError(
-                f"{where} is one file, so that splits are parts of it; add "
-                "--config.data.train_split=[500:] --config.data.eval_split=[:500]"
-            )
         return [place]
     stems = _splits_in(place)
     if not stems and (place / "data").is_dir():  # Hugging Face's layout

@@ -137,8 +137,6 @@ def instance_transforms(
     """
     tokenizer = Tokenizer(info["tokenizer"])
     max_length = config.data.max_length
-    check_range("config.data.max_length", max_length, SPECIALS + 2, 2**16)
-    check_range("config.task.mask_fraction", config.task.mask_fraction, 0.0, 1.0)
     check_range("config.task.max_predictions", config.task.max_predictions, 0, max_length)
     rules = MaskingRules(
         starts_word=tokenizer.starts_word,

@@ -3,15 +3,14 @@
 A sequence is [CLS] A [SEP] B [SEP]: one or two texts.
 """
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
+from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.contract import ArraySpec, Example, Transform
 from widenet_jax.errors import BadInputError
 
@@ -44,12 +43,6 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
     """Returns the ids of each text."""
     parts = [texts[i : i + TEXTS_AT_ONCE] for i in range(0, len(texts), TEXTS_AT_ONCE)]
     return [ids for part in in_threads(tokenizer.encode_all, parts) for ids in part]
-
-
-def in_threads(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Maps a function that releases the GIL, as the tokenizer does, over items in threads."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(function, items))
 
 
 def join(tokenizer: Tokenizer, text: np.ndarray, pair: np.ndarray | None, length: int) -> Example:

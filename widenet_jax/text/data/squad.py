@@ -14,6 +14,7 @@ from etils import epath
 from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.tables import read_text, trimmed
 from widenet_jax.corpus.tokenizer import Encoded
+from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
 from widenet_jax.files import is_text
@@ -97,7 +98,7 @@ class Squad:
         contexts = list(dict.fromkeys(question.context for question in questions))
         losses = lost_text.describe_sample(self._tokenizer, contexts)
         self.note = "\n".join(filter(None, [losses, self.note]))
-        encoded = sequences.in_threads(self._tokenizer.encode_with_offsets, contexts)
+        encoded = in_threads(self._tokenizer.encode_with_offsets, contexts)
         self._contexts: dict[str, Encoded] = dict(zip(contexts, encoded, strict=True))
         windows = []
         for number, question in enumerate(questions):
@@ -196,26 +197,27 @@ def read_questions(file: epath.Path) -> list[Question]:
       BadInputError: the file is damaged.
       BadRowsError: questions have another layout, or answers that do not stand where they should.
     """
-    questions: list[Question] = []
-    bad: list[str] = []
-    layout = f"{file}: not SQuAD's layout, data > paragraphs > context, qas"
+    questions, bad = [], []
+    found = _from_parquet(file) if suffix_of(file) == ".parquet" else _from_json(file)
     try:
-        found = _from_parquet(file) if suffix_of(file) == ".parquet" else _from_json(file)
         for number, (asked, context) in enumerate(found, 1):
             try:
                 questions.append(_question(asked, context))
                 bad += _mistakes(questions[-1], file)
             except LAYOUT_ERRORS as error:
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                bad.append(f"{layout} (question {number}, {reason})")
+                bad.append(_layout_line(file, f"question {number}, ", error))
     except BadInputError:
         raise
     except LAYOUT_ERRORS as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        bad.append(f"{layout} ({reason}); nothing after it was read")
+        bad.append(_layout_line(file, "", error) + "; nothing after it was read")
     if bad:
         raise BadRowsError(bad)
     return questions
+
+
+def _layout_line(file: epath.Path, where: str, error: Exception) -> str:
+    reason = f"{where}{type(error).__name__}: {first_line(error)}"
+    return f"{file}: not SQuAD's layout, data > paragraphs > context, qas ({reason})"
 
 
 def _mistakes(question: Question, file: epath.Path) -> Iterator[str]:
@@ -241,11 +243,9 @@ def _from_json(file: epath.Path) -> Iterator[tuple[Any, Any]]:
 
 
 def _from_parquet(file: epath.Path) -> Iterator[tuple[Any, Any]]:
-    columns = read_columns(file)
-    names = ("id", "question", "answers")
-    rows = zip(*(columns[name] for name in names), strict=True)
-    for row, context in zip(rows, columns["context"], strict=True):
-        yield dict(zip(names, row, strict=True)), context
+    columns, names = read_columns(file), ("id", "question", "answers", "context")
+    for row in zip(*(columns[name] for name in names), strict=True):
+        yield dict(zip(names, row, strict=True)), row[-1]
 
 
 def _question(asked: Mapping[str, Any], context: Any) -> Question:

@@ -42,7 +42,6 @@ LAYOUTS = (
     ("text", "", "label"),
 )
 MAX_CLASSES = 1000  # more distinct labels mean that the column holds something else
-LEAST_LENGTH = 5  # tokens of a sequence
 NO_LABEL = {"-", "-1"}  # in SNLI and in Hugging Face's test sets, unless they are class names
 
 
@@ -101,11 +100,6 @@ class Table:
           BadInputError: a file, column or label is missing or damaged, or a text has no tokens and
             `config.data.on_bad_example` is "error"; otherwise reading that example raises.
         """
-        if data["max_length"] < LEAST_LENGTH:
-            raise BadInputError(
-                f"config.data.max_length={data['max_length']} must be at least {LEAST_LENGTH}: "
-                "[CLS], two [SEP] and a token of each text"
-            )
         rows = read_rows(data, split) if rows is None else rows
         names = info.get("class_names") or split_names(data["label_names"])
         if not names:
@@ -119,8 +113,12 @@ class Table:
         paired = rows[0].pair is not None
         self.info = {"class_names": list(names), "pairs": paired}
         self.info |= sequences.tokenizer_info(tokenizer)
-        if split == data["train_split"] and not info.get("class_names"):
-            check_classes(missing_classes(self), names, split)
+        trains = split == data["train_split"] and not info.get("class_names")
+        if trains and (missing := missing_classes(self)):
+            raise BadInputError(
+                f"split {split} has no row of {len(missing)} of the {len(names)} classes "
+                f"({shown(missing)}) of config.data.label_names; name the labels that it has"
+            )
         encode, T = partial(encode_visible, tokenizer), data["max_length"]
         pairs = encode([row.pair or "" for row in rows]) if paired else [None] * len(rows)
         both = list(zip(encode([row.text for row in rows]), pairs, strict=True))
@@ -192,13 +190,13 @@ def rows_of(examples: Any, name: str) -> list[Row]:
     for index in range(len(examples)):
         where = f"{name}[{index}]"
         match example_at(examples, index, name):
-            case [*texts, label] if len(texts) in (1, 2) and all(map(is_text, texts)):
-                pass
+            case [text, *pair, label] if (
+                len(pair) <= 1 and all(map(is_text, (text, *pair))) and _is_label(label)
+            ):
+                rows.append(Row(text, (*pair, None)[0], label_text(label), where))
             case _:
-                texts, label = [], None
-        if not _is_label(label):
-            raise BadInputError(f"{where} is neither (text, label) nor (text, second text, label)")
-        rows.append(Row(texts[0], (*texts, None)[1], label_text(label), where))
+                forms = "neither (text, label) nor (text, second text, label)"
+                raise BadInputError(f"{where} is {forms}")
     if len({row.pair is None for row in rows}) != 1:
         raise BadInputError(f"{name}: give examples, each with one text or each with two")
     return rows
@@ -223,32 +221,27 @@ def read_file(
     """
     columns = read_columns(file)
     text, pair, label = layout_of(columns, data, file)
-    labels = ["" if value is None else label_text(value) for value in columns[label]]
     no_label = {"", *NO_LABEL} - {*split_names(data["label_names"])}
-    where = [f"{file} row {number}" for number in range(1, len(labels) + 1)]
-    bad = [
-        (row, f"column {column!r} holds {reprlib.repr(value)}, and not a text")
-        for column in filter(None, (text, pair))
-        for row, value in enumerate(columns[column])
-        if not is_text(value)
-    ]
-    advice = dict.fromkeys(NO_LABEL, "; if it is a class, list it in --config.data.label_names")
-    bad += [
-        (row, f"column {label!r} holds no label ({reprlib.repr(value)}){advice.get(name, '')}")
-        for row, (value, name) in enumerate(zip(columns[label], labels, strict=True))
-        if name in no_label or not _is_label(value)
-    ]
-    bad += [
-        (row, f"the {which} is empty")
-        for which, column in (("text", text), ("second text", pair))
-        if refuse_empty and column
-        for row, value in enumerate(columns[column])
-        if is_text(value) and not trimmed(value)
-    ]
+    seconds = columns[pair] if pair else [None] * len(columns[text])
+    rows, bad = [], []
+    cells = zip(columns[text], seconds, columns[label], strict=True)
+    for number, (first, second, value) in enumerate(cells, 1):
+        name = "" if value is None else label_text(value)
+        rows.append(Row(first, second, name, f"{file} row {number}"))
+        problems = []
+        for which, column, cell in (("text", text, first), ("second text", pair, second)):
+            if column and not is_text(cell):
+                problems.append(f"column {column!r} holds {reprlib.repr(cell)}, and not a text")
+            elif column and refuse_empty and not trimmed(cell):
+                problems.append(f"the {which} is empty")
+        if name in no_label or not _is_label(value):
+            advice = "; if it is a class, list it in --config.data.label_names"
+            advice = advice if name in NO_LABEL else ""
+            problems.append(f"column {label!r} holds no label ({reprlib.repr(value)}){advice}")
+        bad += [f"{rows[-1].where}: {problem}" for problem in sorted(problems)]
     if bad:
-        raise BadRowsError([f"{where[row]}: {problem}" for row, problem in sorted(bad)])
-    pairs = columns[pair] if pair else [None] * len(labels)
-    return [Row(*row) for row in zip(columns[text], pairs, labels, where, strict=True)]
+        raise BadRowsError(bad)
+    return rows
 
 
 def read_texts(path: str, data: Mapping[str, Any]) -> list[tuple[Any, Any]]:
@@ -303,23 +296,23 @@ def layout_of(
     text, pair, label = (data[field] for field in fields)
     if not (text or pair or label):
         # Of texts without labels, the label column is what is missing.
-        unlabelled = ((*layout[:2], "label") for layout in LAYOUTS)
+        unlabelled = [(*layout[:2], "label") for layout in LAYOUTS]
         known = (one for one in LAYOUTS if columns.keys() >= set(one) - {""})
         texts = (one for one in unlabelled if columns.keys() >= set(one[:2]) - {""})
         text, pair, label = next(itertools.chain(known, texts), ("", "", ""))
     layout = (text or "text", pair, label or "label")
-    for one, other in itertools.combinations(range(3 if labelled else 2), 2):
-        if layout[one] == layout[other]:
-            problem = f"{file}: {fields[one]} and {fields[other]} are both {layout[one]!r}"
-            raise MissingColumnError(problem, fields[one])
-    for field, name in zip(fields, layout, strict=True):
-        if name and name not in columns and (labelled or field != "label_column"):
-            problem = f"{file}: no column {name!r}; there are {shown(list(columns))}"
-            firsts = [str(cells[0]) for cells in columns.values() if cells]
-            if any("image/" in (mimetypes.guess_type(cell)[0] or "") for cell in firsts):
-                advice = "put each image into a folder of its class, or give pairs to wj.train"
-                raise BadInputError(f"{problem}; images are not read from a table: {advice}")
-            raise MissingColumnError(problem, field)
+    chosen = dict(zip(fields, layout if labelled else layout[:2], strict=False))
+    for one, other in itertools.combinations(chosen, 2):
+        if chosen[one] == chosen[other]:
+            problem = f"{file}: {one} and {other} are both {chosen[one]!r}"
+            raise MissingColumnError(problem, one)
+    if lacking := [field for field, name in chosen.items() if name and name not in columns]:
+        problem = f"{file}: no column {chosen[lacking[0]]!r}; there are {shown(list(columns))}"
+        firsts = [str(cells[0]) for cells in columns.values() if cells]
+        if any("image/" in (mimetypes.guess_type(cell)[0] or "") for cell in firsts):
+            advice = "put each image into a folder of its class, or give pairs to wj.train"
+            raise BadInputError(f"{problem}; images are not read from a table: {advice}")
+        raise MissingColumnError(problem, lacking[0])
     return layout
 
 
@@ -403,7 +396,7 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
     return np.array([index[row.label] for row in rows], np.int32)
 
 
-def refused_labels(tables: Mapping[str, Sequence[Row]], label_names: str) -> dict[str, str]:
+def label_problems(tables: Mapping[str, Sequence[Row]], label_names: str) -> dict[str, str]:
     """Returns lines by which runs on a split "train" refuse the labels of tables beside it.
 
     Args:
@@ -414,25 +407,19 @@ def refused_labels(tables: Mapping[str, Sequence[Row]], label_names: str) -> dic
       The file of each line.
     """
     lines: dict[str, str] = {}
-    for folder in dict.fromkeys(map(os.path.dirname, tables)):
-        beside = [file for file in tables if os.path.dirname(file) == folder]
-        train = [row for file in beside if split_of(file) == "train" for row in tables[file]]
-        for file in beside if train else ():
+    folders: dict[str, list[Row]] = {}
+    for file, rows in tables.items():
+        folders.setdefault(os.path.dirname(file), []).extend(
+            rows if split_of(file) == "train" else ()
+        )
+    for file, rows in tables.items():
+        if train := folders[os.path.dirname(file)]:
             try:
                 names = split_names(label_names) or class_names_of(train)
-                label_numbers(tables[file], names, label_names)
+                label_numbers(rows, names, label_names)
             except BadInputError as error:
                 lines.setdefault(str(error), file)
     return lines
-
-
-def check_classes(missing: Sequence[str], class_names: Sequence[str], split: str) -> None:
-    """Raises BadInputError where the training split has no row of a class."""
-    if missing:
-        raise BadInputError(
-            f"split {split} has no row of {len(missing)} of the {len(class_names)} classes "
-            f"({shown(missing)}) of config.data.label_names; name the labels that it has"
-        )
 
 
 def labelled_row(

@@ -103,9 +103,8 @@ class TextRecords(PackedSet):
         }
         self.max_length: int = self.manifest["rule"]["max_length"]
         self.packed: bool = self.manifest["rule"]["packed"]
-        if max_length and (
-            max_length > self.max_length or max_length < self.max_length * self.packed
-        ):
+        least = self.max_length if self.packed else 0
+        if max_length and not least <= max_length <= self.max_length:
             raise BadInputError(
                 f"config.data.max_length={max_length}: {directory} was prepared with --max_length="
                 f"{self.max_length}{' --pack' if self.packed else ''}; set the field to that, or "

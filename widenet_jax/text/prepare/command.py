@@ -63,8 +63,7 @@ def make_tokenizer(options: Options) -> None:
         tokenizer = load_tokenizer(options.convert)
     else:
         bpe = options.kind == "bpe"
-        read = tokenizers.lines_of if bpe else tokenizers.sentences_of
-        texts = read(units, column)
+        texts = (tokenizers.lines_of if bpe else tokenizers.sentences_of)(units, column)
         bar = tqdm.tqdm(texts, unit="sentence", file=sys.stderr, mininterval=1)
         common = {name: getattr(options, name) for name in ("vocab_size", "max_sentences")}
         common["cased"] = options.cased or bpe

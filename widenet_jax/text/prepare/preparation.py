@@ -93,13 +93,12 @@ class ChunkPreparation(Preparation):
                 validates = unit >= self.num_train or document.validates(self.valid_per_mille)
                 chunks, losses = chunks_of(document, self.tokenizer, self.chunking)
                 writers[VALID if validates else TRAIN].add(chunks, losses)
-            for writer in writers.values():
-                writer.flush()
-        for split, path in shards.items():
-            sums = {"bytes": path.stat().st_size, "losses": writers[split].losses.tolist()}
-            writers[split].counts |= sums
         return {
-            "splits": {split: writer.counts for split, writer in writers.items()},
+            "splits": {
+                split: writers[split].counts
+                | {"bytes": path.stat().st_size, "losses": writers[split].losses.tolist()}
+                for split, path in shards.items()
+            },
             "ids": writers[TRAIN].ids.tolist() if TRAIN in writers else [],
         }
 
@@ -141,7 +140,7 @@ class ShardWriter:
     """Writes the chunks of one shard.
 
     Attributes:
-      counts: records, documents, chunks, tokens; complete after `flush`.
+      counts: records, documents, chunks, tokens; complete after `close`.
       losses: sums of `lost_text.count`.
       ids: how often each id was added: int64 [V].
     """
@@ -177,7 +176,8 @@ class ShardWriter:
         self._waiting = []
 
     def close(self) -> None:
-        """Closes the file."""
+        """Writes the chunks that wait, and closes the file."""
+        self.flush()
         self._writer.close()
 
 

@@ -78,12 +78,10 @@ def train_sentencepiece(
     spec = sentencepiece_model_pb2.NormalizerSpec.FromString(rule.serialized_normalizer_spec())
     charsmap = spec.precompiled_charsmap
     normalizer = tokenizer_files.trained_normalizer(cased=cased, charsmap=charsmap)
-    # A stream of the library's own would take errors of the reader for the end of the text.
     cut = map(cut_sentence, map(normalizer.normalize_str, sentences))
-    source = Guarded(itertools.chain.from_iterable(cut))
     sentencepiece.set_random_generator_seed(SEED)
     model = io.BytesIO()
-    with source.training(vocab_size):
+    with training(itertools.chain.from_iterable(cut), vocab_size) as source:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=source, model_writer=model, vocab_size=vocab_size,
             input_sentence_size=max_sentences, shuffle_input_sentence=True, num_threads=THREADS,
@@ -107,8 +105,7 @@ def train_word_piece(
     )
     model = models.WordPiece(unk_token="[UNK]")
     tokenizer = tokenizer_files.bert_tokenizer(model, lowercase=not cased)
-    source = Guarded(itertools.islice(sentences, max_sentences))
-    with source.training(vocab_size):
+    with training(itertools.islice(sentences, max_sentences), vocab_size) as source:
         tokenizer.train_from_iterator(source, trainer)
         if (size := tokenizer.get_vocab_size()) < vocab_size:
             raise ValueError(f"only {size:,} pieces found")
@@ -123,36 +120,30 @@ def cut_sentence(text: str) -> list[str]:
     return [text[first : first + size] for first in range(0, len(text), size)]
 
 
-class Guarded:
-    """An iterator that keeps its error: libraries take an exception for the end of the text."""
+@contextlib.contextmanager
+def training(sentences: Iterable[str], vocab_size: int) -> Iterator[Iterator[str]]:
+    """Yields the sentences for a library to train on, which takes errors for the end of the text.
 
-    def __init__(self, items: Iterable[str]):
-        self._items = iter(items)
-        self._error: BadInputError | None = None
+    Raises:
+      BadInputError: reading them ended with one, or the library raised an error.
+    """
+    problems = []
 
-    def __iter__(self) -> "Guarded":
-        return self
-
-    def __next__(self) -> str:
+    def read() -> Iterator[str]:
         try:
-            return next(self._items)
+            yield from sentences
         except BadInputError as error:
-            self._error = error
-            raise StopIteration from None
+            problems.append(error)
 
-    @contextlib.contextmanager
-    def training(self, vocab_size: int) -> Iterator[None]:
-        """Raises the error that ended the iteration, if one did, or the library's as one line."""
-        problem = None
-        try:
-            yield
-        except Exception as error:  # `tokenizers` raises plain Exception
-            most = re.search(r"value <= (\d+)", str(error))  # of sentencepiece
-            least = re.search(r"required_chars. \d+ vs (\d+)", str(error))
-            what = f"the text has pieces for {most[1]} at most" if most else first_line(error)
-            what += "; give more text or a smaller vocabulary"
-            if least:
-                what = f"the text's characters alone are {least[1]} pieces; give a larger number"
-            problem = BadInputError(f"--vocab_size={vocab_size}: {what}")
-        if found := self._error or problem:
-            raise found from None
+    try:
+        yield read()
+    except Exception as error:  # `tokenizers` raises plain Exception
+        most = re.search(r"value <= (\d+)", str(error))  # of sentencepiece
+        least = re.search(r"required_chars. \d+ vs (\d+)", str(error))
+        what = f"the text has pieces for {most[1]} at most" if most else first_line(error)
+        what += "; give more text or a smaller vocabulary"
+        if least:
+            what = f"the text's characters alone are {least[1]} pieces; give a larger number"
+        problems.append(BadInputError(f"--vocab_size={vocab_size}: {what}"))
+    if problems:
+        raise problems[0] from None

@@ -18,47 +18,31 @@ from etils import epath
 from ml_collections import ConfigDict
 from tokenizers import processors
 
+from widenet_jax import param_names
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import read_object
-from widenet_jax.param_names import (
-    ENCODER,
-    block_part,
-    from_torch,
-    renamed,
-    split_block_part,
-    torch_names,
-)
 from widenet_jax.text.data.sequences import tokenizer_info
 from widenet_jax.text.weights.huggingface_config import (
-    check_has_counterpart,
     huggingface_config,
     kind_out,
     model_section,
     steps_of,
+    without_counterpart,
 )
 
-# Their module and ours, outside the blocks. Modules of the backbone have the model's prefix in
-# files.
-SHARED = {
-    "embeddings.LayerNorm": "embeddings/norm",
-    "classifier": "classifier",
-    "qa_outputs": "span",
-}
+# Our modules outside the blocks: BERT's name and ALBERT's. Modules of the backbone have the model's
+# prefix in files.
+KINDS = ("bert", "albert")
 MODULES = {
-    "bert": {
-        "pooler.dense": "pooler",
-        "cls.predictions.transform.dense": "mlm/dense",
-        "cls.predictions.transform.LayerNorm": "mlm/norm",
-        "cls.seq_relationship": "order",
-    },
-    "albert": {
-        "encoder.embedding_hidden_mapping_in": "projection",
-        "pooler": "pooler",
-        "predictions.dense": "mlm/dense",
-        "predictions.LayerNorm": "mlm/norm",
-        "sop_classifier.classifier": "order",
-    },
+    "embeddings/norm": ("embeddings.LayerNorm", "embeddings.LayerNorm"),
+    "classifier": ("classifier", "classifier"),
+    "span": ("qa_outputs", "qa_outputs"),
+    "projection": ("", "encoder.embedding_hidden_mapping_in"),
+    "pooler": ("pooler.dense", "pooler"),
+    "mlm/dense": ("cls.predictions.transform.dense", "predictions.dense"),
+    "mlm/norm": ("cls.predictions.transform.LayerNorm", "predictions.LayerNorm"),
+    "order": ("cls.seq_relationship", "sop_classifier.classifier"),
 }
 # Arrays that are not the weight or bias of a module.
 TOKENS = "embeddings.word_embeddings.weight"
@@ -68,30 +52,18 @@ ALONE = {
     "embeddings.position_embeddings.weight": "embeddings/position",
 }
 MLM = {"bert": "cls.predictions", "albert": "predictions"}
-NEEDED = ("embeddings/", "projection/", f"{ENCODER}/")
-# Their block number i, and their module and ours within a block.
+NEEDED = ("embeddings/", "projection/", f"{param_names.ENCODER}/")
+# Their block number i, and our modules within a block.
 BLOCKS = {"bert": "encoder.layer.{}", "albert": "encoder.albert_layer_groups.{}.albert_layers.0"}
 IN_BLOCK = {
-    "bert": {
-        "attention.self.query": "attention/query",
-        "attention.self.key": "attention/key",
-        "attention.self.value": "attention/value",
-        "attention.output.dense": "attention/out",
-        "attention.output.LayerNorm": "norm_attention",
-        "intermediate.dense": "mlp/wi",
-        "output.dense": "mlp/wo",
-        "output.LayerNorm": "norm_ffn",
-    },
-    "albert": {
-        "attention.query": "attention/query",
-        "attention.key": "attention/key",
-        "attention.value": "attention/value",
-        "attention.dense": "attention/out",
-        "attention.LayerNorm": "norm_attention",
-        "ffn": "mlp/wi",
-        "ffn_output": "mlp/wo",
-        "full_layer_layer_norm": "norm_ffn",
-    },
+    "attention/query": ("attention.self.query", "attention.query"),
+    "attention/key": ("attention.self.key", "attention.key"),
+    "attention/value": ("attention.self.value", "attention.value"),
+    "attention/out": ("attention.output.dense", "attention.dense"),
+    "norm_attention": ("attention.output.LayerNorm", "attention.LayerNorm"),
+    "mlp/wi": ("intermediate.dense", "ffn"),
+    "mlp/wo": ("output.dense", "ffn_output"),
+    "norm_ffn": ("output.LayerNorm", "full_layer_layer_norm"),
 }
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # of PyTorch, no parameters
 OLD_LEAVES = {"gamma": "weight", "beta": "bias"}  # in files converted from TensorFlow's
@@ -115,17 +87,17 @@ def from_huggingface_text(
     Raises:
       BadInputError: a part that our text encoder does not have, or one that is missing.
     """
-    theirs = renamed(arrays, lambda name: modern_name(name, kind), source=source)
+    theirs = param_names.renamed(arrays, lambda name: modern_name(name, kind), source=source)
     theirs = {name: array for name, array in theirs.items() if name not in BUFFERS}
     untied = take_decoder(theirs, kind)
     names = parameter_names(kind, depth=depth, shared=shared)
-    ours = from_torch(theirs, names, source=source, kind=f"{kind} of {depth} layers")
+    ours = param_names.from_torch(theirs, names, source=source, kind=f"{kind} of {depth} layers")
     if untied is not None:
         ours = {path: array for path, array in ours.items() if not path.startswith("mlm/")}
         ours["mlm/decoder"] = untied
-    for name, path in names.items():
-        if path not in ours and path.startswith(NEEDED):
-            raise BadInputError(f"{source}: {name} is missing; download it again")
+    missing = (name for name, path in names.items() if path.startswith(NEEDED) and path not in ours)
+    if lacking := next(missing, None):
+        raise BadInputError(f"{source}: {lacking} is missing; download it again")
     return flax.traverse_util.unflatten_dict(ours, sep="/")
 
 
@@ -162,18 +134,19 @@ def to_huggingface_text(
 
 def parameter_names(kind: str, *, depth: int, shared: bool) -> dict[str, str]:
     """Returns our path for the name of each of their parameters, without the model's prefix."""
-    modules = SHARED | MODULES[kind]
+    column = KINDS.index(kind)
+    modules = {names[column]: ours for ours, names in MODULES.items() if names[column]}
     for i in range(1 if shared else depth):
-        for theirs, ours in IN_BLOCK[kind].items():
-            place = ours if shared else block_part(i, ours)
-            modules[f"{BLOCKS[kind].format(i)}.{theirs}"] = f"{ENCODER}/{place}"
-    return torch_names(modules) | ALONE | {f"{MLM[kind]}.bias": "mlm/bias"}
+        for ours, names in IN_BLOCK.items():
+            place = ours if shared else param_names.block_part(i, ours)
+            modules[f"{BLOCKS[kind].format(i)}.{names[column]}"] = f"{param_names.ENCODER}/{place}"
+    return param_names.torch_names(modules) | ALONE | {f"{MLM[kind]}.bias": "mlm/bias"}
 
 
 def without_block(path: str) -> str:
     """Returns the path of a shared part: "encoder/mlp/..." for "encoder/block_03_mlp/..."."""
     scope, *rest = path.split("/")
-    return "/".join([scope, split_block_part(rest[0])[1], *rest[1:]]) if rest else path
+    return "/".join([scope, param_names.split_block_part(rest[0])[1], *rest[1:]]) if rest else path
 
 
 def modern_name(name: str, kind: str) -> str:
@@ -231,7 +204,11 @@ def layout(model: Any, place: str) -> tuple[dict[str, np.ndarray], dict[str, Any
       BadInputError: their library has no such model.
     """
     section = model.config["model"]
-    check_has_counterpart(section, place)
+    if odd := without_counterpart(section):
+        raise BadInputError(
+            f"--format=huggingface: {place} holds a model with {odd}; export it with "
+            "--format=safetensors"
+        )
     kind, shared = kind_out(section)
     depth = len(steps_of(section))
     arrays = to_huggingface_text(model.params, kind=kind, depth=depth, shared=shared)

@@ -4,7 +4,7 @@ Sources: configuration_bert.py, configuration_albert.py and activations.py of tr
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from widenet_jax.config.files import configs_module
@@ -38,6 +38,24 @@ ONLY = {
     "is_decoder": False,
     "add_cross_attention": False,
     "inner_group_num": 1,
+}
+# The values of `config.model` with which our models compute what theirs do.
+COUNTERPART = {
+    "ffn": ("mlp",),
+    "norm": ("layer",),
+    "norm_position": ("post",),
+    "ffn_output_activation": (False,),
+    "ffn_bias": (True,),
+    "activation": tuple(ACTIVATIONS.values()),
+    "attention.name": ("full",),
+    "attention.head_dim": (0,),  # and the width of the model by its heads
+    "attention.rope": (0,),
+    "attention.qk_norm": (False,),
+    "loop.inject": ("none",),
+    "loop.condition": ("none",),
+    "loop.embed": (False,),
+    "loop.state_norm": (False,),
+    "loop.residual_scale": ("1",),
 }
 # What a stored model is called in their library, by the head that it has.
 CLASSES = {
@@ -73,20 +91,12 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any] |
         return None
     theirs = {"hidden_act": HIDDEN_ACT[kind], **DEFAULTS[kind]}
     theirs |= {name: value for name, value in config.items() if value is not None}
-    for name, value in ONLY.items():
-        if theirs.get(name, value) != value:
-            raise BadInputError(
-                f"{source}: {name}={theirs[name]!r}, and our models have {value!r} only"
-            )
-    for name in DEFAULTS[kind]:
-        number = theirs[name]
-        is_number = type(number) in (int, float) and 0 <= number < math.inf
-        if not is_number or (name not in RATES and (number != int(number) or number < 1)):
-            kind = "a number" if name in RATES else "a number of at least 1"
-            raise BadInputError(f"{source}: {name}={number!r} is not {kind}; download it again")
-        theirs[name] = (float if name in RATES else int)(number)  # JSON may write a rate as 0
+    if odd := next(_mistakes(theirs, kind), None):
+        raise BadInputError(f"{source}: {odd}")
+    # JSON may write a rate as 0.
+    theirs |= {n: (float if n in RATES else int)(theirs[n]) for n in DEFAULTS[kind]}
     factorised = kind == "albert"
-    shared = factorised and shares_all(theirs, source)
+    shared = factorised and theirs["num_hidden_groups"] == 1
     fields = {ours: theirs[name] for name, ours in SAME.items()}
     fields |= {
         "embedding_dim": theirs["embedding_size" if factorised else "hidden_size"],
@@ -101,63 +111,41 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any] |
     return model | {"attention": model["attention"] | heads}
 
 
-def shares_all(config: Mapping[str, Any], source: str) -> bool:
-    """Returns whether all layers of an ALBERT share their weights; if not, none do.
-
-    Raises:
-      BadInputError: some layers share their weights, and others do not.
-    """
-    groups, layers = config["num_hidden_groups"], config["num_hidden_layers"]
-    if groups not in (1, layers):
-        raise BadInputError(
-            f"{source}: num_hidden_groups={groups} of {layers} layers; in our models all blocks "
-            f"share their weights (1), or none do ({layers})"
+def _mistakes(theirs: Mapping[str, Any], kind: str) -> Iterator[str]:
+    """Yields the values of a `config.json`, completed by DEFAULTS, that our models do not have."""
+    for name, value in ONLY.items():
+        if theirs.get(name, value) != value:
+            yield f"{name}={theirs[name]!r}, and our models have {value!r} only"
+    for name in DEFAULTS[kind]:
+        number, least = theirs[name], "" if name in RATES else " of at least 1"
+        is_number = type(number) in (int, float) and 0 <= number < math.inf
+        if not is_number or (least and (number != int(number) or number < 1)):
+            yield f"{name}={number!r} is not a number{least}; download it again"
+    layers, groups = (theirs.get(f"num_hidden_{name}") for name in ("layers", "groups"))
+    if kind == "albert" and groups not in (1, layers):
+        yield (
+            f"num_hidden_groups={int(groups)} of {int(layers)} layers; in our models all blocks "
+            f"share their weights (1), or none do ({int(layers)})"
         )
-    return groups == 1
 
 
-def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
-    """Raises BadInputError unless Hugging Face's library has a model of the same function.
-
-    Args:
-      model: a stored `config.model`.
-      place: where it was read from, for the message.
-    """
-    attention = model["attention"]
+def without_counterpart(model: Mapping[str, Any]) -> str:
+    """Returns a field of a stored `config.model` that Hugging Face's models lack; "" for none."""
     found = dict(model)
     for section in ("attention", "loop"):
         found |= {f"{section}.{name}": value for name, value in model[section].items()}
-    heads = attention.get("num_heads", 1)
-    theirs = {
-        "ffn": ("mlp",),
-        "norm": ("layer",),
-        "norm_position": ("post",),
-        "ffn_output_activation": (False,),
-        "ffn_bias": (True,),
-        "activation": tuple(ACTIVATIONS.values()),
-        "attention.name": ("full",),
-        "attention.head_dim": (0, model["embed_dim"] / heads),
-        "attention.rope": (0,),
-        "attention.qk_norm": (False,),
-        "loop.inject": ("none",),
-        "loop.condition": ("none",),
-        "loop.embed": (False,),
-        "loop.state_norm": (False,),
-        "loop.residual_scale": ("1",),
-    }
+    usual = model["embed_dim"] / model["attention"].get("num_heads", 1)
+    theirs = COUNTERPART | {"attention.head_dim": (0, usual)}
     steps = steps_of(model)
     if len(set(steps)) not in (len(steps), 1 if model["projection"] else len(steps)):
-        raise BadInputError(
-            f"--format=huggingface: {place} holds a model with config.model.loop.core="
-            f"{model['loop']['core']}, and in their BERT no blocks share their weights, in their "
-            "ALBERT all or none; export it with --format=safetensors"
+        return (
+            f"config.model.loop.core={model['loop']['core']}, and in their BERT no blocks share "
+            "their weights, in their ALBERT all or none"
         )
     for name, values in theirs.items():
         if found.get(name, values[0]) not in values:  # a run of before has not all fields
-            raise BadInputError(
-                f"--format=huggingface: {place} holds a model with {name}={found[name]}, which "
-                "their BERT and ALBERT do not have; export it with --format=safetensors"
-            )
+            return f"{name}={found[name]}, which their BERT and ALBERT do not have"
+    return ""
 
 
 def kind_out(model: Mapping[str, Any]) -> tuple[str, bool]:

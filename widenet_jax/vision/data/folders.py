@@ -6,25 +6,19 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from widenet_jax.data import labelled
 from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import (
-    LabelledImages,
-    alike_text,
-    check_class_names,
-    counts_text,
-    names_text,
-)
 from widenet_jax.data.records import MANIFEST
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
 from widenet_jax.data.splits import check_split, parse_slice, slice_of
-from widenet_jax.errors import BadExampleError, BadInputError, check_range
+from widenet_jax.errors import BadExampleError, BadInputError, check_range, refuse
 from widenet_jax.files import STARTS, is_remote
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -77,7 +71,7 @@ class Holdout:
         return f"set another --{self.field}, or divide the images yourself, into {parts}"
 
 
-class ImageFolder(LabelledImages):
+class ImageFolder(labelled.LabelledImages):
     """Image files in `root/split/class/`, ImageNet's layout, or in `root/class/` with a holdout.
 
     Classes and files come in sorted order.
@@ -94,53 +88,29 @@ class ImageFolder(LabelledImages):
         Raises:
           BadInputError: `root` is no local directory, or has no such split, or it has no class.
         """
-        check_folder(root, "config.data.path=")
         holdout = holdout or Holdout(0.0)
         folder, divided = _split_folder(Path(root), split, holdout)
 
         def inside(name: str) -> bool:
             return not divided or holdout.holds(name) == (split == holdout.eval_split)
 
-        names = _class_folders(folder)
-        found = {name: _contents(folder / names[name], names[name]) for name in sorted(names)}
-        if divided:  # an empty folder is no class; in a split's own folder it may be a broken copy
-            found = {name: contents for name, contents in found.items() if any(contents)}
-        _, beside = _contents(folder)
-        loose = sum(kind_left_out(name) is None for name in beside)
-        if loose > sum(len(images) for images, _ in found.values()):
-            raise BadInputError(
-                f"{folder}: {loose:,} images lie in it itself, which is right for the folder of a "
-                "class; it must hold a folder for each class (or is config.data.path one too deep?)"
-            )
-        if not found:
-            raise BadInputError(
-                f"{folder}: has no class folders; images belong in {root}/SPLIT/CLASS/, or in "
-                f"{root}/CLASS/ with --{holdout.field}=0.1"
-            )
-        others = {name: f"{kind} in no class" for name, kind in beside.items() if kind != "folder"}
-        for name, (images, rest) in found.items():
-            others |= rest
-            there = "" if images else _images_below(folder, rest)
-            if not images and (divided or there):
-                raise BadInputError(
-                    f"{folder / names[name]}: no image in it ({', '.join(IMAGE_SUFFIXES)}), but "
-                    f"other files ({counts_text(Counter(rest.values()))}){there}; move, convert or "
-                    "remove them, or name the folder that holds the class folders"
-                )
+        advice = (
+            f"images belong in {root}/SPLIT/CLASS/, or in {root}/CLASS/ with --{holdout.field}=0.1"
+        )
+        found, others = _listed(folder, divided, advice)
         self.class_names = tuple(found)
-        check_class_names(self.class_names, folder)
-        self._folder, self.note = str(folder), alike_text(self.class_names)
+        labelled.check_class_names(self.class_names, folder)
+        self._folder, self.note = str(folder), labelled.alike_text(self.class_names)
         chosen = [[file for file in images if inside(file)] for images, _ in found.values()]
         self._files = [file for images in chosen for file in images]
         counts = [len(images) for images in chosen]
         if divided and not all(counts):
             self.split_advice = holdout.split_advice(root)
         if divided and holdout.fraction < 1:
-            total = sum(len(images) for images, _ in found.values())
             self.note = "\n".join(filter(None, [_unused(folder, root, holdout), self.note]))
-            self.part_of = (
-                f"of {total:,}: --{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
-            )
+            total = sum(len(images) for images, _ in found.values())
+            how = f"--{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
+            self.part_of = f"of {total:,}: {how}"
         self.record_labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self.left_out = Counter(kind for name, kind in others.items() if inside(name))
 
@@ -152,11 +122,9 @@ class ImageFolder(LabelledImages):
         try:
             return {"image": read_photo(path), "label": int(self.record_labels[index])}
         except BadExampleError:
-            if os.path.isdir(folder := os.path.dirname(path)):
-                raise
-            raise BadInputError(
-                f"{folder}: class folder is gone; is its disk still there?"
-            ) from None
+            gone = not os.path.isdir(folder := os.path.dirname(path))
+            refuse(folder, (gone, "class folder is gone; is its disk still there?"))
+            raise
 
     def describe(self, index: int) -> str:
         return f"{self._folder}/{self._files[index]}"
@@ -197,22 +165,61 @@ def read_photo(path: str | os.PathLike) -> bytes:
 
 def check_folder(root: str, field: str = "") -> None:
     """Raises BadInputError unless `root`, which `field` names, is a local folder and not packed."""
-    if is_remote(root):
-        raise BadInputError(
-            f"{field}{root}: image folders are read from local disks only; pack it on a machine "
-            "that has it (scripts/prepare_data.py image_folder) and give the packed set, also on "
-            "gs://, with --config.data.source=array_record --config.data.eval_fraction=0"
-        )
-    if not Path(root).is_dir():
+    place, packed = Path(root), "--config.data.source=array_record --config.data.eval_fraction=0"
+    refuse(
+        f"{field}{root}",
+        (
+            is_remote(root),
+            "image folders are read from local disks only; pack it on a machine that has it "
+            "(scripts/prepare_data.py image_folder) and give the packed set, also on gs://, with "
+            + packed,
+        ),
+        (place.exists() and not place.is_dir(), "a file; give a folder of class folders"),
+        (not place.is_dir(), "no such directory"),
+        (
+            (place / MANIFEST).exists() and not _subfolders(place),
+            f"a packed set, not a folder of class folders; read it with {packed}",
+        ),
+    )
+
+
+def _listed(
+    folder: Path, divided: bool, advice: str
+) -> tuple[dict[str, tuple[list[str], dict[str, str]]], dict[str, str]]:
+    """Lists a folder of class folders.
+
+    Args:
+      folder: of one split, or `divided` into two.
+      divided: whether an empty folder is no class; in a split's own it may be a broken copy.
+      advice: where images belong.
+
+    Returns:
+      The `_contents` of each class, and the kinds of all files that are left out.
+    """
+    names, (_, beside) = _class_folders(folder), _contents(folder)
+    found = {name: _contents(folder / names[name], names[name]) for name in sorted(names)}
+    found = {name: contents for name, contents in found.items() if any(contents) or not divided}
+    loose = sum(kind_left_out(name) is None for name in beside)
+    too_deep = (
+        f"{loose:,} images lie in it itself, which is right for the folder of a class; it must "
+        "hold a folder for each class (or is config.data.path one too deep?)"
+    )
+    refuse(
+        folder,
+        (loose > sum(len(images) for images, _ in found.values()), too_deep),
+        (not found, f"has no class folders; {advice}"),
+    )
+    others = {name: f"{kind} in no class" for name, kind in beside.items() if kind != "folder"}
+    for name, (images, rest) in found.items():
+        others |= rest
+        there = "" if images else _images_below(folder, rest)
+        kinds = labelled.counts_text(Counter(rest.values()))
         problem = (
-            "a file; give a folder of class folders" if Path(root).exists() else "no such directory"
+            f"no image in it ({', '.join(IMAGE_SUFFIXES)}), but other files ({kinds}){there}; "
+            "move, convert or remove them, or name the folder that holds the class folders"
         )
-        raise BadInputError(f"{field}{root}: {problem}")
-    if (Path(root) / MANIFEST).exists() and not _subfolders(Path(root)):
-        raise BadInputError(
-            f"{field}{root}: a packed set, not a folder of class folders; read it with "
-            "--config.data.source=array_record --config.data.eval_fraction=0"
-        )
+        refuse(folder / names[name], (not images and (divided or there), problem))
+    return found, others
 
 
 def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
@@ -233,20 +240,26 @@ def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
     return sorted(images), others
 
 
-def walk(root: str) -> Iterator[str]:
-    """Yields the files under a folder, and the folders that are empty, in sorted order."""
-    seen = set()
-    for folder, folders, names in os.walk(root, followlinks=True):
+def files_below(root: str) -> tuple[list[str], dict[str, str], list[str]]:
+    """Returns the images under a folder, the kinds of other files, and the folders that are empty.
+
+    All are in sorted order. Of a file, which may be one or the other, it returns the file.
+    """
+    images, left_out, empty, seen = [], {}, [], set()
+    alone = [(os.path.dirname(root), [], [os.path.basename(root)])]
+    walk = os.walk(root, followlinks=True) if os.path.isdir(root) else alone
+    for folder, folders, names in walk:
         folders.sort()
         real = os.path.realpath(folder)
         if real in seen:  # a link back to a folder above
             folders.clear()
             continue
         seen.add(real)
-        if not folders and not names:
-            yield folder
-        for name in sorted(names):
-            yield os.path.join(folder, name)
+        empty += [] if folders or names else [folder]
+        paths = {os.path.join(folder, name): kind_left_out(name) for name in sorted(names)}
+        images += [path for path, kind in paths.items() if kind is None]
+        left_out |= {path: kind for path, kind in paths.items() if kind}
+    return images, left_out, empty
 
 
 def kind_left_out(name: str) -> str | None:
@@ -269,24 +282,24 @@ def splits_of(root: str, holdout: Holdout) -> list[str]:
 
 def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]:
     """Returns the folder that holds the classes of a split, and whether it holds both splits."""
-    parts = (holdout.train_split, holdout.eval_split)
+    parts, place = (holdout.train_split, holdout.eval_split), f"config.data.path={root}"
     if not holdout.fraction or split not in parts or _is_split(root, holdout):
         splits = _subfolders(root)
-        if split not in splits and not any(_has_classes(root / name) for name in splits):
-            raise BadInputError(
-                f"config.data.path={root}: no split {split!r}; its folders hold no class folders, "
-                f"so if they are the classes, add --{holdout.field}=0.1 to hold a tenth of the "
-                "images out for evaluation"
-            )
-        check_split(split, splits, f"config.data.path={root}")
-        return root / split, False
-    if holdout.train_split == holdout.eval_split:
-        raise BadInputError(
-            f"config.data.path={root}: --{holdout.field}={holdout.fraction:g} divides the images "
-            f"in two, and the splits for training and evaluation are both {split!r}; name two (a "
-            f"slice takes a part of one), or take slices of images in {root}/{split}/CLASS; all "
-            f"images are evaluated with --{holdout.field}=1 alone"
+        problem = (
+            f"no split {split!r}; its folders hold no class folders, so if they are the classes, "
+            f"add --{holdout.field}=0.1 to hold a tenth of the images out for evaluation"
         )
+        inner = any(_has_classes(root / name) for name in splits)
+        refuse(place, (split not in splits and not inner, problem))
+        check_split(split, splits, place)
+        return root / split, False
+    problem = (
+        f"--{holdout.field}={holdout.fraction:g} divides the images in two, and the splits for "
+        f"training and evaluation are both {split!r}; name two (a slice takes a part of one), or "
+        f"take slices of images in {root}/{split}/CLASS; all images are evaluated with "
+        f"--{holdout.field}=1 alone"
+    )
+    refuse(place, (parts[0] == parts[1], problem))
     train = root / holdout.train_split
     return (train if _has_classes(train) else root), True
 
@@ -305,10 +318,9 @@ def _unused(folder: Path, root: str, holdout: Holdout) -> str:
     if not (unused := [name for name in beside if name != folder.name]):
         return ""
     best = next((name for name in unused if name.startswith("val")), unused[0])
-    return (
-        f"{folder.parent}: {holdout.eval_split} is a part of {folder.name}; not used: "
-        f"{names_text(unused)} (--config.data.eval_split={best} evaluates {best})"
-    )
+    advice = f"--config.data.eval_split={best} evaluates {best}"
+    names, part = labelled.names_text(unused), f"{holdout.eval_split} is a part of {folder.name}"
+    return f"{folder.parent}: {part}; not used: {names} ({advice})"
 
 
 def _images_below(folder: Path, rest: Mapping[str, str]) -> str:
@@ -322,11 +334,12 @@ def _class_folders(folder: Path) -> dict[str, str]:
     """Returns the folder of each class, by its name in composed letters (NFC)."""
     folders = _subfolders(folder)
     names = {unicodedata.normalize("NFC", name): name for name in folders}
-    if odd := {*folders} - {*names.values()}:
-        raise BadInputError(
-            f"{folder}: two folders have the name {odd.pop()}, one with composed letters and one "
-            "with decomposed ones; move the images of both into one"
-        )
+    odd = {*folders} - {*names.values()}
+    problem = (
+        f"two folders have the name {''.join([*odd][:1])}, one with composed letters and one with "
+        "decomposed ones; move the images of both into one"
+    )
+    refuse(folder, (odd, problem))
     return names
 
 
@@ -335,7 +348,7 @@ def _has_classes(folder: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[os.DirEntry]:
-    """Lists the entries of a folder; raises BadInputError if it cannot be listed."""
+    """Lists the entries of a folder; raises BadInputError where it cannot."""
     try:
         return list(os.scandir(folder))
     except OSError as error:
@@ -350,6 +363,7 @@ def _subfolders(folder: Path) -> list[str]:
 
 def open_folder(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> ImageFolder:
     """Opens a split of an image folder; see `specs.SourceSpec`."""
-    fraction = data.get("eval_fraction", 0.0)
+    root, fraction = path_of(data), data.get("eval_fraction", 0.0)
+    check_folder(root, "config.data.path=")
     names = [parse_slice(data.get(f"{part}_split", part))[0] for part in ("train", "eval")]
-    return ImageFolder(path_of(data), split, Holdout(fraction, *names))
+    return ImageFolder(root, split, Holdout(fraction, *names))

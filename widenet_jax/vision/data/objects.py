@@ -1,93 +1,98 @@
 """Python objects as labelled images: what `widenet_jax.train(data=...)` takes."""
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from widenet_jax.data.labelled import LabelledImages, check_class_names, checked_pixels, names_text
 from widenet_jax.data.sources import example_at
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.vision.data.files import read_pillow
 from widenet_jax.vision.data.folders import read_photo
 
 
+@dataclasses.dataclass(eq=False)
 class Objects(LabelledImages):
     """A split whose example i is (image, label), as `examples[i]` of a user's object.
 
     Or it is a dict with both, as of tfds.data_source. An image is a path, the bytes of a file, an
     image of Pillow, or uint8 [H, W, 3], [H, W, 1] or [H, W]. A label is a class's name or number.
+
+    Attributes:
+      name: of the argument that the user gave, for messages.
+      examples: with a length, readable by index from several threads.
+      class_names: of the labels, in their order; given as the labels have them.
+      by_place: whether a label may be the place of its class, if the names are no numbers.
+      channels: that each array must have.
+      upright: whether images of Pillow are turned as their EXIF says.
     """
 
-    def __init__(
-        self,
-        name: str,
-        examples: Any,
-        class_names: Sequence[Any],
-        *,
-        by_place: bool,
-        channels: int,
-        upright: bool,
-    ):
-        """Checks the class names.
+    name: str
+    examples: Any
+    class_names: Sequence[Any]
+    _: dataclasses.KW_ONLY
+    by_place: bool
+    channels: int
+    upright: bool
 
-        Args:
-          name: of the argument that the user gave, for messages.
-          examples: with a length, readable by index from several threads.
-          class_names: of the labels, in their order.
-          by_place: whether a label may be the place of its class, if the names are no numbers.
-          channels: that each array must have.
-          upright: whether images of Pillow are turned as their EXIF says.
-        """
-        self.class_names = tuple(map(str, class_names))
-        check_class_names(self.class_names, f"{name}.classes")
-        self._name, self._examples, self._upright = name, examples, upright
-        self._channels = channels
-        self._numbers = {name: k for k, name in enumerate(class_names)}
-        if by_place and all(isinstance(name, str) for name in class_names):
-            self._numbers |= {k: k for k in range(len(class_names))}
-        if type(examples).__getitem__ in (list.__getitem__, tuple.__getitem__):  # it costs nothing
+    def __post_init__(self) -> None:
+        given, self.class_names = self.class_names, tuple(map(str, self.class_names))
+        check_class_names(self.class_names, f"{self.name}.classes")
+        self._numbers = {name: k for k, name in enumerate(given)}
+        if self.by_place and all(isinstance(name, str) for name in given):
+            self._numbers |= {k: k for k in range(len(given))}
+        kind = type(self.examples)
+        if kind.__getitem__ in (list.__getitem__, tuple.__getitem__):  # it costs nothing
             with contextlib.suppress(BadInputError):  # named when its example is read
-                pairs = [pair_at(examples, index, name) for index in range(len(examples))]
+                pairs = [pair_at(self.examples, i, self.name) for i in range(len(self))]
                 self.named_labels = np.array([self._numbers.get(label, -1) for _, label in pairs])
                 self.contents = np.array([content_of(image) for image, _ in pairs], np.int64)
 
     def __len__(self) -> int:
-        return len(self._examples)
+        return len(self.examples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Returns one example; raises BadInputError for one that is no pair of such values."""
-        image, label = pair_at(self._examples, index, self._name)
+        image, label = pair_at(self.examples, index, self.name)
         if label not in self._numbers:
             raise BadInputError(
                 f"{self.describe(index)} has the label {label!r}, none of the "
                 f"{len(self.class_names)} classes ({names_text(self.class_names)})"
             )
-        return {"image": self._stored(image, index), "label": self._numbers[label]}
+        with naming(self.describe(index)):
+            return {"image": self._stored(image), "label": self._numbers[label]}
 
     def describe(self, index: int) -> str:
-        return f"{self._name}[{index}]"
+        return f"{self.name}[{index}]"
 
-    def _stored(self, image: Any, index: int) -> bytes | np.ndarray:
+    def _stored(self, image: Any) -> bytes | np.ndarray:
         """Returns the bytes of a file, or uint8 [H, W, 1 or 3]."""
-        try:
-            if isinstance(image, str | os.PathLike):
-                return read_photo(image)
-            if hasattr(image, "convert"):  # Pillow's
-                return read_pillow(image, self._upright)
-            if isinstance(image, bytes):
-                return image
-            pixels = checked_pixels(image)
-            if pixels.shape[2] != self._channels:
-                raise BadInputError(
-                    f"an image with {pixels.shape[2]} channels, and data[0] has {self._channels}; "
-                    "give all images as many (files and images of Pillow have 3)"
-                )
-            return pixels
-        except BadInputError as error:
-            raise type(error)(f"{self.describe(index)}: {error}") from None
+        if isinstance(image, str | os.PathLike):
+            return read_photo(image)
+        if hasattr(image, "convert"):  # Pillow's
+            return read_pillow(image, self.upright)
+        if isinstance(image, bytes):
+            return image
+        pixels = checked_pixels(image)
+        if pixels.shape[2] != self.channels:
+            raise BadInputError(
+                f"an image with {pixels.shape[2]} channels, and data[0] has {self.channels}; "
+                "give all images as many (files and images of Pillow have 3)"
+            )
+        return pixels
+
+
+@contextlib.contextmanager
+def naming(example: str) -> Iterator[None]:
+    """Puts the name of an example before the line of an error."""
+    try:
+        yield
+    except BadInputError as error:
+        raise type(error)(f"{example}: {error}") from None
 
 
 def content_of(image: Any) -> int:
@@ -97,26 +102,19 @@ def content_of(image: Any) -> int:
 
 def pair_at(examples: Any, index: int, name: str) -> tuple[Any, Any]:
     """Returns image and label of an example; raises BadInputError where it is no such pair."""
-    example = example_at(examples, index, name)
+    example, place = example_at(examples, index, name), f"{name}[{index}]"
+    whole = index == 0 and isinstance(examples, tuple) and len(examples) == 2
+    hint = f"; for two arrays give {name}=list(zip(images, labels))" if whole else ""
+    problem = f" is no pair (image, label), and no dict with both{hint}"
     try:
-        if isinstance(example, Mapping):
-            image, label = example["image"], example["label"]
-        else:
-            image, label = example
-    except (KeyError, TypeError, ValueError):
-        whole = index == 0 and isinstance(examples, tuple) and len(examples) == 2
-        hint = f"; for two arrays give {name}=list(zip(images, labels))" if whole else ""
-        raise BadInputError(
-            f"{name}[{index}] is no pair (image, label), and no dict with both{hint}"
-        ) from None
-    try:
+        both = isinstance(example, Mapping)
+        image, label = (example["image"], example["label"]) if both else example
+        shape = list(getattr(label, "shape", ()))
+        problem = f": its label is {type(label).__name__} {shape}; give a class's name or number"
         label = label.item() if hasattr(label, "item") else label  # of NumPy, JAX or PyTorch
         hash(label)
-    except (TypeError, ValueError):
-        raise BadInputError(
-            f"{name}[{index}]: its label is {type(label).__name__} "
-            f"{list(getattr(label, 'shape', ()))}; give a class's name or number"
-        ) from None
+    except (KeyError, TypeError, ValueError):
+        raise BadInputError(place + problem) from None
     return image, label
 
 
@@ -139,10 +137,8 @@ def splits_of(
     if not named:
         numbers = {name: k for k, name in enumerate(names)}
         first.record_labels = np.array([numbers[label] for label in labels], np.int32)
-        first.split_advice = (
-            "name the classes by an attribute data.classes, or number the labels from 0 on without "
-            "gaps"
-        )
+        advice = "by an attribute data.classes, or number the labels from 0 on without gaps"
+        first.split_advice = f"name the classes {advice}"
     return first, Objects("eval_data", evaluation, theirs or names, **how)
 
 
@@ -151,10 +147,8 @@ def channels_of(examples: Any) -> int:
     image = pair_at(examples, 0, "data")[0] if len(examples) else ""
     if isinstance(image, str | bytes | os.PathLike) or hasattr(image, "convert"):
         return 3
-    try:
+    with naming("data[0]"):
         return checked_pixels(image).shape[2]
-    except BadInputError as error:
-        raise BadInputError(f"data[0]: {error}") from None
 
 
 def given_classes(examples: Any) -> list[Any]:
@@ -170,8 +164,7 @@ def given_classes(examples: Any) -> list[Any]:
 
 def labels_of(examples: Any) -> list[Any]:
     """Returns the labels of all examples; raises BadInputError where there is none."""
-    if not len(examples):
-        raise BadInputError("data: has no example")
+    refuse("data", (not len(examples), "has no example"))
     return [pair_at(examples, index, "data")[1] for index in range(len(examples))]
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from widenet_jax.data import records
@@ -9,7 +10,7 @@ from widenet_jax.data.labelled import LabelledImages, check_class_names
 from widenet_jax.data.shards import Packed, PackedSet, Shards
 from widenet_jax.data.sources import path_of
 from widenet_jax.data.splits import check_part, check_split, parts_of
-from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import readable
 
 
@@ -43,32 +44,36 @@ class Tfds(Packed, LabelledImages):
         import tensorflow_datasets as tfds
 
         label = name or path
-        builder = _tfds_builder(name, path)
-        info = builder.info
-        features = info.features
-        if features is None or not {"image", "label"} <= set(features):
-            raise BadInputError(
-                f"config.data.name={label}: has no image and label features; choose a TFDS image "
-                "classification set"
-            )
+        command = f"python scripts/prepare_data.py tfds {label}"
+        advice = f"; prepare it where TensorFlow is installed: {command}"
+        opening = partial(refusing, f"TFDS {label}: not readable", Exception, advice=advice)
+        readable(path)  # refuses a place that TFDS cannot read
+        with opening():
+            if name:
+                builder = tfds.builder(name, data_dir=path or None)
+            else:
+                builder = tfds.builder_from_directory(path)
+            info, features = builder.info, builder.info.features
+            if not info.splits:
+                raise FileNotFoundError(f"not prepared in {builder.data_dir}")
+        lacking = {"image", "label"} - set(features or ())
+        problem = "has no image and label features; choose a TFDS image classification set"
+        refuse(f"config.data.name={label}", (lacking, problem))
         for part in parts_of(split):
             check_split(part.split("[")[0], tuple(info.splits), f"TFDS {label}")
-        try:
+        with opening():
             for part in parts_of(split):
                 check_part(part, info.splits[part].num_examples, where=f"TFDS {label}")
             encoded = {"image": tfds.decode.SkipDecoding()}
-            self._records = builder.as_data_source(split, decoders=encoded)
+            try:
+                self._records = builder.as_data_source(split, decoders=encoded)
+            except NotImplementedError:
+                raise BadInputError(
+                    f"TFDS {label}: prepared as {info.file_format.value}, which cannot be read in "
+                    "random order; pack it where TensorFlow is installed: "
+                    f"python scripts/prepare_data.py tfds {builder.name} --out DIR"
+                ) from None
             files = info.splits[split].file_instructions
-        except BadInputError:
-            raise
-        except NotImplementedError:
-            raise BadInputError(
-                f"TFDS {label}: prepared as {info.file_format.value}, which cannot be read "
-                "in random order; pack it where TensorFlow is installed: "
-                f"python scripts/prepare_data.py tfds {builder.name} --out DIR"
-            ) from None
-        except (ValueError, AssertionError) as error:
-            raise _unreadable(label, first_line(error)) from None
         self._shards = Shards(
             paths=[file.filename for file in files],
             sizes=[file.examples_in_shard for file in files],
@@ -89,29 +94,6 @@ class Tfds(Packed, LabelledImages):
         return {"image": image, "label": self.checked(int(label))}
 
 
-def _tfds_builder(name: str, path: str) -> Any:
-    import tensorflow_datasets as tfds
-
-    readable(path)  # refuses a place that TFDS cannot read
-    try:
-        if name:
-            builder = tfds.builder(name, data_dir=path or None)
-        else:
-            builder = tfds.builder_from_directory(path)
-    except Exception as error:  # TFDS raises many kinds; each means that it cannot open the set
-        raise _unreadable(name or path, first_line(error)) from None
-    if not builder.info.splits:
-        raise _unreadable(name or path, f"not prepared in {builder.data_dir}")
-    return builder
-
-
-def _unreadable(name: str, reason: str) -> BadInputError:
-    return BadInputError(
-        f"TFDS {name}: not readable ({reason}); prepare it where TensorFlow is installed: "
-        f"python scripts/prepare_data.py tfds {name}"
-    )
-
-
 def open_array_record(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> ArrayRecord:
     """Opens a split of a packed set; see `specs.SourceSpec`."""
     return ArrayRecord(path_of(data), split)
@@ -120,6 +102,6 @@ def open_array_record(data: Mapping[str, Any], split: str, info: Mapping[str, An
 def open_tfds(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> Tfds:
     """Opens a split of a TFDS set; see `specs.SourceSpec`."""
     name, path = data.get("name") or "", data.get("path") or ""
-    if not name and not path:
+    if not (name or path):
         raise BadInputError("config.data.source=tfds needs a set, as in --config.data.name=cifar10")
     return Tfds(name, os.path.expanduser(path), split)

@@ -10,7 +10,7 @@ where gzip, bzip2 and xz verify their checksums.
 """
 
 import contextlib
-import itertools
+import dataclasses
 import lzma
 import tarfile
 import zlib
@@ -24,10 +24,10 @@ import numpy as np
 from widenet_jax.config.parser import Options
 from widenet_jax.corpus.files import decoded, opened
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, read_input
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.vision.data.folders import kind_left_out
 from widenet_jax.vision.prepare.arrays import png
-from widenet_jax.vision.prepare.packing import Converted, check_labels, composed, split_files
+from widenet_jax.vision.prepare.packing import Converted, Images, check_labels, composed, joined
 
 CIFAR_CLASSES = 10
 CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
@@ -35,6 +35,7 @@ CIFAR_FILE_BYTES = 10_000 * CIFAR_RECORD_BYTES
 CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR_TEST, CIFAR_NAMES = "test_batch.bin", "batches.meta.txt"
 
+ARCHIVE = ".tar"  # suffix of an archive in another one
 PICKLES = {"cifar-10-batches-py", "cifar-100-python"}  # folders
 
 MAX_INNER_ARCHIVE_BYTES = 4 << 30
@@ -68,7 +69,7 @@ class Member(NamedTuple):
     @property
     def is_archive(self) -> bool:
         """Whether it is a tar archive itself, by its name."""
-        return self.name.endswith(".tar")
+        return self.name.endswith(ARCHIVE)
 
     def read(self) -> bytes:
         """Returns the content; raises BadInputError if it is cut short."""
@@ -140,25 +141,26 @@ def members(content: BinaryIO, where: str) -> Iterator[Member]:
         refuse_pickles(header.name, where)
         if header.isdir() or Path(header.name).name.startswith("."):
             continue
-        if header.issparse() or not header.isreg():
-            kind = "sparse file" if header.issparse() else "link or device"
-            raise BadInputError(f"{place}: a {kind}; remove it from the archive")
-        member = Member(header.name, header.size, place, archive.extractfile(header))
-        if header.size > (MAX_INNER_ARCHIVE_BYTES if member.is_archive else MAX_IMAGE_BYTES):
-            raise BadInputError(f"{place}: {header.size:,} bytes: too big; remove it")
-        yield member
+        most = MAX_INNER_ARCHIVE_BYTES if header.name.endswith(ARCHIVE) else MAX_IMAGE_BYTES
+        refuse(
+            place,
+            (header.issparse(), "a sparse file; remove it from the archive"),
+            (not header.isreg(), "a link or device; remove it from the archive"),
+            (header.size > most, f"{header.size:,} bytes: too big; remove it"),
+        )
+        yield Member(header.name, header.size, place, archive.extractfile(header))
     with _named(where, archive):
         _verify_end(archive, content)
 
 
 def refuse_pickles(path: str, where: str) -> None:
     """Raises BadInputError where a file, by its folder, is of CIFAR's version for Python."""
-    if PICKLES & {*Path(path).parts}:
-        raise BadInputError(
-            f"{where}: CIFAR's version for Python, of pickles, which could run code and are not "
-            "read; take cifar-10-binary.tar.gz (prepare_data.py cifar10_binary), or write images "
-            "and labels to an .npz (prepare_data.py npz)"
-        )
+    problem = (
+        "CIFAR's version for Python, of pickles, which could run code and are not read; take "
+        "cifar-10-binary.tar.gz (prepare_data.py cifar10_binary), or write images and labels to an "
+        ".npz (prepare_data.py npz)"
+    )
+    refuse(where, (PICKLES & {*Path(path).parts}, problem))
 
 
 def _verify_end(archive: tarfile.TarFile, content: BinaryIO) -> None:
@@ -191,39 +193,34 @@ def read_tar(options: Options) -> Converted:
       BadInputError: an archive is damaged, or an image has no class.
     """
     labels_by_name = _read_labels(options.labels) if options.labels else {}
-    files = split_files(options.input)
-    names: dict[str, set[str]] = {}
-    counts: dict[str, int | None] = {}
     left_out: Counter[str] = Counter()
     folders: Counter[tuple[str, str | None]] = Counter()  # of a class, and of its images
-    for split, paths in files.items():
-        wanted = _wanted(itertools.chain(*map(read_archive, paths)), Counter())
-        found = [(_class_of(m, labels_by_name), _folder_of(m)) for m in wanted]
-        names[split] = {name for name, _ in found}
-        counts[split] = None if any(folder is None for _, folder in found) else len(found)
-        folders.update(found)
-    label_of = {name: label for label, name in enumerate(sorted(set().union(*names.values())))}
-    odd = sum(n for (name, folder), n in folders.items() if folder in {*label_of} - {name})
+
+    def read(path: str) -> Images:
+        wanted = _wanted(read_archive(path), Counter())
+        places = Counter((_class_of(m, labels_by_name), _folder_of(m)) for m in wanted)
+        folders.update(places)
+        count = None if any(folder is None for _, folder in places) else places.total()
+
+        def rows() -> Iterator[tuple[str, bytes, str]]:
+            for member in _wanted(read_archive(path), left_out):
+                for image in _images_of(member, left_out):
+                    yield _class_of(member, labels_by_name), image.read(), image.where
+
+        return Images((), {name for name, _ in places}, count, rows)
+
+    found = joined(options.input, read)
+    classes = {*found.class_names}
+    odd = sum(n for (name, folder), n in folders.items() if folder in classes - {name})
     notes = [f"{odd:,} images lie in the folder of another class than --labels names"] * bool(odd)
-
-    def examples(paths: Iterable[str]) -> Iterator[tuple[int, bytes, str]]:
-        for member in _wanted(itertools.chain(*map(read_archive, paths)), left_out):
-            label = label_of[_class_of(member, labels_by_name)]
-            for image in _images_of(member, left_out):
-                yield label, image.read(), image.where
-
-    splits = {split: examples(paths) for split, paths in files.items()}
-    present = {split: {label_of[name] for name in some} for split, some in names.items()}
-    about = {"left_out": left_out, "present": present, "notes": notes}
-    return Converted(tuple(label_of), splits, counts, **about)
+    return dataclasses.replace(found, left_out=left_out, notes=notes)
 
 
 def _read_labels(path: str) -> dict[str, str]:
     text = decoded(read_input(path), path, first_line=1)
     pairs = [line.split(maxsplit=1) for line in text.splitlines()]
     for number, pair in enumerate(pairs, 1):
-        if len(pair) == 1:
-            raise BadInputError(f"{path} line {number}: expected 'image-file-name class'")
+        refuse(f"{path} line {number}", (len(pair) == 1, "expected 'image-file-name class'"))
     return {pair[0]: pair[1].strip() for pair in pairs if pair}
 
 
@@ -245,10 +242,7 @@ def _folder_of(member: Member) -> str | None:
 def _class_of(member: Member, labels_by_name: Mapping[str, str]) -> str:
     path = Path(member.name)
     label = path.stem if member.is_archive else labels_by_name.get(path.name) or _folder_of(member)
-    if not label:
-        raise BadInputError(
-            f"{member.where}: lies in no class folder and --labels does not list it"
-        )
+    refuse(member.where, (not label, "lies in no class folder and --labels does not list it"))
     return composed(label)
 
 
@@ -258,8 +252,7 @@ def _images_of(member: Member, left_out: Counter[str]) -> Iterator[Member]:
         yield member
         return
     for image in _wanted(members(member.content, member.where), left_out):
-        if image.is_archive:
-            raise BadInputError(f"{image.where}: an archive in an inner archive; unpack it")
+        refuse(image.where, (image.is_archive, "an archive in an inner archive; unpack it"))
         yield image
 
 
@@ -276,38 +269,30 @@ def read_cifar10_binary(options: Options) -> Converted:
     for member in read_archive(archive):
         name = Path(member.name).name
         if name in (*CIFAR_TRAIN, CIFAR_TEST, CIFAR_NAMES):
-            if member.size > CIFAR_FILE_BYTES:
-                raise BadInputError(f"{member.where}: {member.size:,} bytes: too big")
-            if name in files:
-                raise BadInputError(f"{member.where}: a second {name}; remove one from the archive")
+            refuse(
+                member.where,
+                (member.size > CIFAR_FILE_BYTES, f"{member.size:,} bytes: too big"),
+                (name in files, f"a second {name}; remove one from the archive"),
+            )
             files[name] = member.read()
     train = [name for name in CIFAR_TRAIN if name in files]
-    if not train or CIFAR_TEST not in files:
-        raise BadInputError(
-            f"{archive}: holds no data_batch_*.bin and test_batch.bin; "
-            "download cifar-10-binary.tar.gz"
-        )
-    try:
+    lacking = "holds no data_batch_*.bin and test_batch.bin; download cifar-10-binary.tar.gz"
+    refuse(archive, (not train or CIFAR_TEST not in files, lacking))
+    with refusing(f"{archive}:{CIFAR_NAMES}: not UTF-8 text", UnicodeDecodeError):
         names = tuple(files.get(CIFAR_NAMES, b"").decode().split())
-    except UnicodeDecodeError as error:
-        raise BadInputError(f"{archive}:{CIFAR_NAMES}: not UTF-8 text ({error})") from None
     names = names or tuple(map(str, range(CIFAR_CLASSES)))
 
-    def records_of(name: str) -> np.ndarray:
-        """Returns one row of bytes per record: uint8 [N, CIFAR_RECORD_BYTES]."""
+    def read(name: str) -> Images:
         data, where = files[name], f"{archive}:{name}"
-        if len(data) % CIFAR_RECORD_BYTES or not data:
-            raise BadInputError(
-                f"{where}: {len(data):,} bytes, not a multiple of {CIFAR_RECORD_BYTES:,}: it is "
-                "cut short; download it again"
-            )
-        rows = np.frombuffer(data, np.uint8).reshape(-1, CIFAR_RECORD_BYTES)
-        check_labels(rows[:, 0], where, len(names))
-        return rows
+        record = f"{len(data):,} bytes, not a multiple of {CIFAR_RECORD_BYTES:,}: it is cut short; "
+        wrong = len(data) % CIFAR_RECORD_BYTES or not data
+        refuse(where, (wrong, record + "download it again"))
+        records = np.frombuffer(data, np.uint8).reshape(-1, CIFAR_RECORD_BYTES)
+        check_labels(records[:, 0], where, len(names))
+        labels = {*records[:, 0].tolist()}
+        return Images(names, labels, len(records), lambda: map(_cifar_example, records))
 
-    splits = {"train": np.concatenate([*map(records_of, train)]), "test": records_of(CIFAR_TEST)}
-    examples = {split: map(_cifar_example, rows) for split, rows in splits.items()}
-    return Converted(names, examples, {split: len(rows) for split, rows in splits.items()})
+    return joined({"train": train, "test": [CIFAR_TEST]}, read)
 
 
 def _cifar_example(record: np.ndarray) -> tuple[int, bytes]:

@@ -16,9 +16,9 @@ from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE, check_bad, in_thread
 from widenet_jax.data.checks import Checked, run_checks
 from widenet_jax.data.labelled import alike_text, left_out_text, names_text
 from widenet_jax.data.sources import open_splits
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.errors import BadInputError, RunFailedError, refuse
 from widenet_jax.vision.data.files import decode
-from widenet_jax.vision.data.folders import ImageFolder, kind_left_out, read_photo, walk
+from widenet_jax.vision.data.folders import ImageFolder, files_below, read_photo
 from widenet_jax.vision.prepare import archives, arrays, packing
 
 ADVICE = (
@@ -28,27 +28,19 @@ ADVICE = (
 LEAST = 5  # images; a class with fewer is named
 
 
-def check(path: str, options: Options) -> Checked | None:
+def findings(path: str, options: Options) -> Checked | None:
     """Decodes an image, or every image in a folder; None where there are other files alone."""
-    images, left_out, empty = [], {}, []
-    same: dict[bytes, list[str]] = {}  # by their hash
-    for file in walk(path) if os.path.isdir(path) else [path]:
-        if os.path.isdir(file):
-            empty.append(file)
-        elif kind := kind_left_out(os.path.basename(file)):
-            left_out[file] = kind
-        else:
-            images.append(file)
-    if not images and not left_out:
-        raise BadInputError(f"{path}: an empty folder, so there is nothing to check")
+    images, left_out, empty = files_below(path)
+    nothing = not images and not left_out
+    refuse(path, (nothing, "an empty folder, so there is nothing to check"))
     if not images:
         others = [file for file in left_out if not _hidden(file, path)]
-        if checked := check_packs(others, path, options):
-            return checked
-    if not images and not all(_hidden(file, path) or _is_image(file) for file in left_out):
-        return None
+        packs = findings_in_packs(others, path, options)
+        if packs or not all(map(_is_image, others)):
+            return packs
+    same: dict[bytes, list[str]] = {}  # by their hash
     bar = tqdm.tqdm(images, desc="check", unit="image")
-    found = in_threads(lambda file: tried(check_file, file, same)[1], bar)
+    found = in_threads(lambda file: tried(note_copies, file, same)[1], bar)
     problems = {file: [line] for file, line in zip(images, found, strict=True) if line}
     notes = [f"{file}: left out ({kind})" for file, kind in left_out.items()]
     notes += [f"{file}: an empty folder" for file in empty]
@@ -56,32 +48,31 @@ def check(path: str, options: Options) -> Checked | None:
     notes += class_notes(visible, path)
     if copies := sorted(sorted(files) for files in same.values() if len(files) > 1):
         names = names_text([names_text(files, " = ") for files in copies], "; ")
-        notes.append(
-            f"{path}: images with copies, which evaluation may get: {len(copies):,} ({names})"
-        )
-    config, splits, refusals = load_config("configs/finetune.py"), {}, {}
+        told = f"images with copies, which evaluation may get: {len(copies):,} ({names})"
+        notes.append(f"{path}: {told}")
+    config = load_config("configs/finetune.py")
     train, evaluation = config.data.train_split, config.data.eval_split
     places = [os.path.relpath(file, path).split(os.sep) for file in visible]
     folders = {folder for folder, *names in places if names}
     # Such as test images whose labels are not published.
     flat = folders - {train, evaluation} - {folder for folder, *names in places if names[1:]}
     divided = train in folders
-    for name in sorted(folders - flat - {train} if divided else ()) or [evaluation]:
-        data = {**config.data, "path": path, "eval_split": name}
-        opened, refusal = tried(open_splits, config, data, None, kind=BadInputError)
-        splits |= {} if refusal else {train: opened[0], name: opened[1]}
-        refusals |= {refusal: None} if refusal else {}
+    names = sorted(folders - flat - {train} if divided else ()) or [evaluation]
+    fields = [{**config.data, "path": path, "eval_split": name} for name in names]
+    opened = [tried(open_splits, config, data, None, kind=BadInputError) for data in fields]
+    refusals = [*dict.fromkeys(refusal for _, refusal in opened if refusal)]
     if divided:
         notes += [f"{path}/{name}: no class folders: not for training" for name in sorted(flat)]
     elif len(folders) > 1:
         notes += [f"{path}: not for training: {refusal}" for refusal in refusals]
-    advice = ADVICE + verdict([*splits.values()], problems, config.data.max_bad_fraction)
-    advice = {"advice": advice} if problems else {}
-    problems |= {path: [*refusals]} if divided else {}
-    what = f"{len(images):,} images"
-    if left_out:
-        what += f", {left_out_text(Counter(left_out.values()))}"
-    return Checked(what, problems, notes, **advice)
+    advice = {}
+    if problems:
+        splits = [source for both, _ in opened for source in both or ()]
+        advice["advice"] = ADVICE + verdict(splits, problems, config.data.max_bad_fraction)
+    problems |= {path: refusals} if divided else {}
+    kinds = Counter(left_out.values())
+    what = [f"{len(images):,} images", *([left_out_text(kinds)] if kinds else [])]
+    return Checked(", ".join(what), problems, notes, **advice)
 
 
 def reader_of(file: str, text: str) -> str:
@@ -100,7 +91,7 @@ def reader_of(file: str, text: str) -> str:
     return "archives:read_" + ("cifar10_binary" if "cifar-10-binary" in name else "tar")
 
 
-def check_packs(files: Sequence[str], place: str, options: Options) -> Checked | None:
+def findings_in_packs(files: Sequence[str], place: str, options: Options) -> Checked | None:
     """Reads files of many images as a packer does; None where there are none.
 
     Their names begin with their splits, as of train_1.npz and train-00000-of-00002.parquet.
@@ -108,24 +99,25 @@ def check_packs(files: Sequence[str], place: str, options: Options) -> Checked |
     text = options.text_column or COLUMN
     readers = {file: reader_of(file, text) for file in files}
     reader = next(filter(None, readers.values()), "")
-    splits: dict[str, list[str]] = {}
-    for file in files:
-        if reader and readers[file] == reader:
-            split = re.match("[a-z]*", os.path.basename(file).lower())[0]
-            splits.setdefault(split or place, []).append(file)
-    if not splits:
+    if not reader:
         return None
-    first = next(iter(splits.values()))[0]
-    how = {
-        "reader": f"widenet_jax.vision.prepare.{reader}",
-        "input": first if "cifar10" in reader else splits,
-        "image_column": arrays.image_column(first, text) if "parquet" in reader else "",
-        "label_column": options.label_column or "label",
-    }
-    found = packing.read_set(Options(labels=options.labels, **how))
+    splits: dict[str, list[str]] = {}
+    chosen = [file for file in files if readers[file] == reader]
+    for file in chosen:
+        split = re.match("[a-z]*", os.path.basename(file).lower())[0]
+        splits.setdefault(split or place, []).append(file)
+    found = packing.read_set(
+        Options(
+            reader=f"widenet_jax.vision.prepare.{reader}",
+            input=chosen[0] if "cifar10" in reader else splits,
+            image_column=arrays.image_column(chosen[0], text) if "parquet" in reader else "",
+            label_column=options.label_column or "label",
+            labels=options.labels,
+        )
+    )
     rest = [f"{file}: left out" for file in files if readers[file] != reader]
     found.notes = [*rest, *found.notes]
-    return check_converted(found, place)
+    return findings_in_set(found, place)
 
 
 def class_notes(images: Sequence[str], path: str) -> list[str]:
@@ -157,31 +149,29 @@ def verdict(splits: Sequence[ImageFolder], problems: Collection[str], limit: flo
             check_bad(here, size, num_examples=max(size, 1), limit=limit, what="images")
         except RunFailedError:
             worst = max(worst, here / size)
-    return (
-        f"; these are more, and need a config.data.max_bad_fraction above {worst:.2g}"
-        if worst
-        else "; these are no more, and are accepted so"
-    )
+    if not worst:
+        return "; these are no more, and are accepted so"
+    return f"; these are more, and need a config.data.max_bad_fraction above {worst:.2g}"
 
 
-def check_file(path: str, same: dict[bytes, list[str]]) -> None:
-    """Adds an image file to those with the same bytes; raises BadInputError if it is unreadable."""
+def note_copies(path: str, same: dict[bytes, list[str]]) -> None:
+    """Decodes an image file, and adds it to those with the same bytes."""
     content = read_photo(path)
     decode(content, path)
     same.setdefault(hashlib.sha256(content).digest(), []).append(path)
 
 
-def check_set(directory: str, _: Sequence[str]) -> Checked:
+def findings_in_packed(directory: str, _: Sequence[str]) -> Checked:
     """Reads every image of a packed set."""
-    return check_converted(packing.read_packed(Options(input=directory)), directory)
+    return findings_in_set(packing.read_packed(Options(input=directory)), directory)
 
 
-def check_converted(found: packing.Converted, place: str) -> Checked:
+def findings_in_set(found: packing.Converted, place: str) -> Checked:
     """Reads a set as a packer does, and writes nothing."""
     splits = {f"{place}, split {split}": found.checks(split) for split in found.splits}
     checked = run_checks(splits, "images")
-    if not any((*found.present.values(), *checked.problems.values())):
-        raise BadInputError(f"{place}: no image in it")
+    readable = any((*found.present.values(), *checked.problems.values()))
+    refuse(place, (not readable, "no image in it"))
     _, problem = tried(found.check_classes, kind=BadInputError)
     problems = {**checked.problems, place: [f"{place}: {problem}"] if problem else []}
     return checked._replace(problems=problems, notes=found.lines())

@@ -2,38 +2,39 @@
 folders and TFDS sets.
 
 A reader turns the options of its subcommand into a `Converted`, whose labels and encoded images
-`records.write_set` packs. `archives` and `arrays` hold the other readers. A new layout is one new
-reader, and a subcommand in `command`. JPEG and PNG files are kept byte for byte. Nothing is
-unpickled.
+`records.write_set` packs; a layout of files that each hold many images is one function from a file
+to `Images`, which `joined` puts together. `archives` and `arrays` hold the other readers. A new
+layout is one new reader, and a subcommand in `command`. JPEG and PNG files are kept byte for byte.
+Nothing is unpickled.
 """
 
 import dataclasses
 import glob
+import itertools
 import os
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tqdm
 
 from widenet_jax.config.parser import Options, show
-from widenet_jax.data import records
+from widenet_jax.data import labelled, records
 from widenet_jax.data.blocks import in_threads, tried
 from widenet_jax.data.checks import Check
 from widenet_jax.data.input_files import shards_text
-from widenet_jax.data.labelled import (
-    LabelledImages,
-    alike_text,
-    check_class_names,
-    check_seen,
-    left_out_text,
-    names_text,
+from widenet_jax.errors import (
+    BadExampleError,
+    BadInputError,
+    RunFailedError,
+    first_line,
+    refuse,
+    require,
 )
-from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError, first_line, require
 from widenet_jax.specs import resolve
 from widenet_jax.vision.data import files, folders
 from widenet_jax.vision.data.packed import ArrayRecord
@@ -81,29 +82,99 @@ class Converted:
         seen = set().union(*(self.present[split] for split in train))
         every = set().union(*self.present.values())
         if train:
-            check_seen(train[0], *([self.class_names[k] for k in sorted(x)] for x in (seen, every)))
+            labelled.check_seen(
+                train[0], *([self.class_names[k] for k in sorted(x)] for x in (seen, every))
+            )
 
     def lines(self) -> list[str]:
         """Returns the notes, and lines on classes without images and on files left out."""
-        lines = [*self.notes, *filter(None, [alike_text(self.class_names)])]
+        lines = [*self.notes, *filter(None, [labelled.alike_text(self.class_names)])]
         every = range(len(self.class_names))
         for split, present in self.present.items():
             if lacking := [self.class_names[k] for k in every if k not in present]:
-                lines.append(f"{split} has no image of {names_text(lacking)}")
-        return lines + ([left_out_text(self.left_out)] if self.left_out else [])
+                lines.append(f"{split} has no image of {labelled.names_text(lacking)}")
+        return lines + ([labelled.left_out_text(self.left_out)] if self.left_out else [])
+
+
+class Images(NamedTuple):
+    """The images of one file.
+
+    Attributes:
+      names: of integer labels; () without any.
+      labels: those that occur: integers, or `composed` names of classes.
+      count: of the images; None where unknown before the end.
+      rows: reads the file from its beginning and yields (label, encoded image), perhaps with the
+        image's name; see `Converted.splits`.
+    """
+
+    names: tuple[str, ...]
+    labels: set
+    count: int | None
+    rows: Callable[[], Iterable[tuple]]
+
+
+def joined(
+    splits: Sequence[str] | Mapping[str, Sequence[str]], read: Callable[[str], Images]
+) -> Converted:
+    """Returns the set of which `read` opens each file.
+
+    The classes are the texts that are labels, sorted, or the names of integers, or "0", "1", ...
+
+    Args:
+      splits: --split options, or the files of each split.
+      read: called once for each file.
+
+    Raises:
+      BadInputError: an option names no file, or the files have different classes.
+    """
+    files = splits if isinstance(splits, Mapping) else split_files(splits)
+    paths = dict.fromkeys(itertools.chain.from_iterable(files.values()))
+    opened = {path: read(path) for path in paths}
+    class_names = _names_of(opened)
+    number_of = {name: number for number, name in enumerate(class_names)}
+
+    def examples(paths: Sequence[str]) -> Iterator[tuple]:
+        for label, *image in itertools.chain.from_iterable(opened[path].rows() for path in paths):
+            yield number_of.get(composed(label), label), *image
+
+    counts = {split: [opened[path].count for path in paths] for split, paths in files.items()}
+    return Converted(
+        class_names,
+        {split: examples(paths) for split, paths in files.items()},
+        {split: None if None in some else sum(some) for split, some in counts.items()},
+        present={
+            split: {number_of.get(label, label) for path in paths for label in opened[path].labels}
+            for split, paths in files.items()
+        },
+    )
+
+
+def _names_of(opened: Mapping[str, Images]) -> tuple[str, ...]:
+    """Returns the class names of files, by path."""
+    found = set().union(*(images.labels for images in opened.values()))
+    problem = "labels are text in some files and integers in others; give text in all"
+    refuse(labelled.names_text([*opened]), (len({*map(type, found)}) > 1, problem))
+    if any(isinstance(label, str) for label in found):
+        return tuple(sorted(found))
+    (first, (expected, *_)), *rest = opened.items()
+    for other, (names, *_) in rest:
+        if names != expected:
+            odd = sorted({*names} ^ {*expected})
+            how = f"e.g. {odd[0]}" if odd else "in another order"
+            raise BadInputError(f"{first} and {other} have different classes ({how})")
+    return expected or tuple(map(str, range(max(found, default=0) + 1)))
 
 
 def read_set(options: Options) -> Converted | None:
     """Reads the set that `options` name by their reader; None for a set that stays as it is.
 
     Raises:
-      BadInputError: as the reader; or the names or the labels of classes are wrong.
+      BadInputError: as the reader; or the names of classes are wrong.
     """
     found = resolve(options.reader)(options)
     if found:
         place = options.input if isinstance(options.input, str) else " ".join(options.input)
-        check_class_names(found.class_names, place)
-        found.check_classes()
+        labelled.check_class_names(found.class_names, place)
     return found
 
 
@@ -112,6 +183,7 @@ def pack(options: Options) -> None:
     found = read_set(options)
     if not found:
         return
+    found.check_classes()  # of the labels that are known; of all, once all images are read
     manifest = records.write_set(
         options.out,
         {split: examined(split, found, options.skip_bad) for split in found.splits},
@@ -127,12 +199,13 @@ def pack(options: Options) -> None:
     info |= {"damaged": damaged, "left_out": found.left_out, "notes": notes}
     show(options, info, "\n".join(lines + notes))
     if damaged:
-        text = f"left out {len(damaged):,} images that cannot be read: {names_text(damaged, '; ')}"
+        names = labelled.names_text(damaged, "; ")
+        text = f"left out {len(damaged):,} images that cannot be read: {names}"
         if not options.skip_bad:
             text = (
-                f"packed as they are, but cannot be read: {names_text(damaged, '; ')}. Training "
-                "stops at such an image, or replaces it with --config.data.on_bad_example=skip; "
-                "--skip_bad leaves them out here"
+                f"packed as they are, but cannot be read: {names}. Training stops at such an "
+                "image, or replaces it with --config.data.on_bad_example=skip; --skip_bad leaves "
+                "them out here"
             )
         print(f"warning: {text}", file=sys.stderr)
 
@@ -170,7 +243,7 @@ def decoded(image: bytes | str, where: str) -> Any:
     return files.decode(image, where)
 
 
-def examples_of(source: LabelledImages, labels: Sequence[int]) -> Iterator[tuple]:
+def examples_of(source: labelled.LabelledImages, labels: Sequence[int]) -> Iterator[tuple]:
     """Yields a source's examples as a `Converted` has them; `labels` has a new one for each."""
     for index in range(len(source)):
         example, problem = tried(source.__getitem__, index)
@@ -181,26 +254,20 @@ def examples_of(source: LabelledImages, labels: Sequence[int]) -> Iterator[tuple
 # --- Checks that readers share --------------------------------------------------------------------
 
 
-def split_files(splits: Sequence[str] | Mapping[str, list[str]]) -> Mapping[str, list[str]]:
+def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
     """Maps --split=NAME=FILE[,FILE...] options to {name: [file]}, wildcards expanded.
-
-    A mapping is returned as it is.
 
     Raises:
       BadInputError: an option of another form, or without a file.
     """
-    if isinstance(splits, Mapping):
-        return splits
     found: dict[str, list[str]] = {}
     for option in splits:
-        name, separator, patterns = option.partition("=")
-        if not separator or not name.isidentifier():
-            raise BadInputError(f"--split {option}: expected NAME=FILE[,FILE...]")
+        place, (name, separator, patterns) = f"--split {option}", option.partition("=")
+        fits = separator and name.isidentifier()
+        refuse(place, (not fits, "expected NAME=FILE[,FILE...]"))
         for pattern in patterns.split(","):
-            there = os.path.exists(pattern)
-            matching = [pattern] if there else sorted(glob.glob(pattern))
-            if not matching:
-                raise BadInputError(f"--split {option}: no file {pattern}")
+            matching = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
+            refuse(place, (not matching, f"no file {pattern}"))
             found.setdefault(name, []).extend(matching)
         if odd := shards_text(found[name]):
             print(f"note: --split {name}: {odd}", file=sys.stderr)
@@ -224,27 +291,11 @@ def check_labels(labels: np.ndarray, where: str, num_classes: int, first: int = 
     Raises:
       BadInputError: they are not all from 0 to num_classes - 1.
     """
-    bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if len(bad):
+    for bad in np.flatnonzero((labels < 0) | (labels >= num_classes))[:1]:
         raise BadInputError(
-            f"{where} record {first + bad[0]}: label {labels[bad[0]]} has no class name; labels "
+            f"{where} record {first + bad}: label {labels[bad]} has no class name; labels "
             f"run from 0 to {num_classes - 1}"
         )
-
-
-def same_classes(names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the class names that all files have.
-
-    Raises:
-      BadInputError: two of them differ.
-    """
-    (first, expected), *rest = names.items()
-    for other, classes in rest:
-        if classes != expected:
-            odd = sorted(set(classes) ^ set(expected))
-            how = f"e.g. {odd[0]}" if odd else "in another order"
-            raise BadInputError(f"{first} and {other} have different classes ({how})")
-    return expected
 
 
 # --- A folder of class folders --------------------------------------------------------------------
@@ -261,15 +312,14 @@ def read_image_folder(options: Options) -> Converted:
     root, holdout = options.input, folders.Holdout(options.eval_fraction, field="eval_fraction")
     folders.check_folder(root)
     names = folders.splits_of(root, holdout)
-    if not names:
-        raise BadInputError(f"{root}: no split folders; images belong in {root}/SPLIT/CLASS/")
+    refuse(root, (not names, f"no split folders; images belong in {root}/SPLIT/CLASS/"))
     found = {split: folders.ImageFolder(root, split, holdout) for split in names}
     class_names = tuple(sorted({name for source in found.values() for name in source.class_names}))
     labels = {s: [class_names.index(n) for n in source.class_names] for s, source in found.items()}
     present = {s: {labels[s][k] for k in source.record_labels} for s, source in found.items()}
     if (train := holdout.train_split) in found:
         seen = [class_names[k] for k in sorted(present[train])]
-        check_seen(train, seen, class_names, found[train].split_advice)
+        labelled.check_seen(train, seen, class_names, found[train].split_advice)
     return Converted(
         class_names,
         {split: examples_of(source, labels[split]) for split, source in found.items()},
@@ -308,28 +358,25 @@ def read_tfds(options: Options) -> Converted | None:
         cannot read where it is.
       RunFailedError: TFDS cannot download or prepare it.
     """
-    name = options.input
+    name, where = options.input, f"tfds {options.input}"
     require("tensorflow", extra="prepare", what=f"preparing the TFDS set {name}")
     import tensorflow_datasets as tfds
 
     try:
         builder = tfds.builder(name, data_dir=options.data_dir)
     except tfds.core.registered.DatasetNotFoundError as error:
-        raise BadInputError(f"tfds {name}: {first_line(error)}") from None
-    if not {"image", "label"} <= set(builder.info.features):
-        raise BadInputError(f"tfds {name}: has no image and label features")
+        raise BadInputError(f"{where}: {first_line(error)}") from None
+    lacking = {"image", "label"} - set(builder.info.features)
+    refuse(where, (lacking, "has no image and label features"))
     try:
         builder.download_and_prepare(file_format="array_record")
     except Exception as error:  # of many kinds, as where its server is out of reach
-        raise RunFailedError(f"tfds {name}: cannot be prepared: {first_line(error)}") from error
+        raise RunFailedError(f"{where}: cannot be prepared: {first_line(error)}") from error
     stored, place = builder.info.file_format.value, str(builder.data_dir)
     counts = {split: info.num_examples for split, info in builder.info.splits.items()}
     if not options.out:
-        if stored != "array_record":
-            raise BadInputError(
-                f"tfds {name}: already prepared as {stored} in {place}, which training cannot "
-                "read; pass --out DIR to pack it"
-            )
+        how = f"already prepared as {stored} in {place}, which training cannot read; pass --out "
+        refuse(where, (stored != "array_record", how + "DIR to pack it"))
         show(options, {"path": place, "images": counts}, counts_text(place, counts))
         return None
 

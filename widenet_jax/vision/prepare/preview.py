@@ -64,9 +64,8 @@ def mix(rows: list[Row], augment: Any, seed: int) -> np.ndarray:
     drawn = np.stack([pictures[1:] for _, pictures in rows], axis=1)  # [draws, rows, H, W, C]
     labels = np.tile(np.eye(len(rows), dtype=np.float32), (len(drawn), 1))
     images = drawn.reshape(-1, *drawn.shape[2:]).astype(np.float32)
-    settings = {name: augment[name] for name in ("mixup_alpha", "cutmix_alpha")}
-    settings["group_size"] = len(rows)
-    images, labels = mixup_or_cutmix(jax.random.key(seed), images, labels, **settings)
+    settings = augment["mixup_alpha"], augment["cutmix_alpha"], len(rows)
+    images, labels = mixup_or_cutmix(jax.random.key(seed), images, labels, *settings)
     mixed = np.asarray(images).round().astype(np.uint8).reshape(drawn.shape)
     for row, (_, pictures) in enumerate(rows):
         pictures[1:] = mixed[:, row]

@@ -24,17 +24,9 @@ import flax.traverse_util
 import numpy as np
 from etils import epath
 
-from widenet_jax.errors import BadInputError
-from widenet_jax.param_names import (
-    AXES,
-    AXES_OF_TABLE,
-    ENCODER,
-    LAYER_NUMBER,
-    NORM_OUT,
-    block_part,
-    check_axes,
-    renamed,
-)
+from widenet_jax import param_names
+from widenet_jax.errors import refuse
+from widenet_jax.vision.weights import PRE_NORM
 
 PREFIXES = ("opt/target/", "params/", "img/")
 POSITIONS = ("Transformer/posembed_input/pos_embedding", "Transformer/pos_embedding")
@@ -51,8 +43,8 @@ OUTSIDE = {
     "embedding/bias": "embed/projection/bias",
     "cls": "position/cls_token",
     "pos_embedding": "position/position_embedding",
-    "Transformer/encoder_norm/scale": f"{ENCODER}/{NORM_OUT}/scale",
-    "Transformer/encoder_norm/bias": f"{ENCODER}/{NORM_OUT}/bias",
+    "Transformer/encoder_norm/scale": f"{param_names.ENCODER}/{param_names.NORM_OUT}/scale",
+    "Transformer/encoder_norm/bias": f"{param_names.ENCODER}/{param_names.NORM_OUT}/bias",
     "pre_logits/kernel": "pre_logits/kernel",
     "pre_logits/bias": "pre_logits/bias",
     "head/kernel": "head/kernel",
@@ -72,18 +64,19 @@ def from_google(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
       BadInputError: a part that our ViT does not have, or a part that is missing.
     """
     theirs = unstack_blocks(strip_prefixes(arrays))
-    theirs = renamed(theirs, lambda k: "pos_embedding" if k in POSITIONS else k, source=source)
-    for name in NEEDED:
-        if name not in theirs:
-            raise BadInputError(f"{source}: no {name}, so this is not a ViT with learned positions")
+    theirs = param_names.renamed(
+        theirs, lambda k: "pos_embedding" if k in POSITIONS else k, source=source
+    )
+    absent = "so this is not a ViT with learned positions"
+    refuse(source, *((name not in theirs, f"no {name}, {absent}") for name in NEEDED))
     paths = {name: OUTSIDE.get(name) or path_in_block(name) for name in theirs}
     for name, path in paths.items():
-        if path is None:
-            raise BadInputError(
-                f"{source}: {name} has no place in a ViT with a CLS token or average pooling"
-            )
-        check_axes(name, theirs[name], axes_of(path), source=source, kind="ViT of Google")
-    theirs = renamed(theirs, paths.__getitem__, source=source)
+        problem = f"{name} has no place in a ViT with a CLS token or average pooling"
+        refuse(source, (path is None, problem))
+        param_names.check_axes(
+            name, theirs[name], axes_of(path), source=source, kind="ViT of Google"
+        )
+    theirs = param_names.renamed(theirs, paths.__getitem__, source=source)
     ours = {path: merge_heads(path, array) for path, array in theirs.items()}
     fit_positions(ours)
     return flax.traverse_util.unflatten_dict(ours, sep="/")
@@ -98,15 +91,9 @@ def model_fields(arrays: Mapping[str, np.ndarray], *, source: str) -> dict[str, 
       BadInputError: the file has no attention.
     """
     kernels = [a for k, a in strip_prefixes(arrays).items() if k.endswith("/query/kernel")]
-    if not kernels:
-        raise BadInputError(f"{source}: no query/kernel, so this is not a ViT")
-    return {
-        "attention": {"name": "full", "num_heads": kernels[0].shape[-2]},
-        "norm_epsilon": 1e-6,
-        "activation": "gelu_tanh",
-        "norm": "layer",
-        "norm_position": "pre",
-    }
+    refuse(source, (not kernels, "no query/kernel, so this is not a ViT"))
+    attention = {"name": "full", "num_heads": kernels[0].shape[-2]}
+    return {"attention": attention, "norm_epsilon": 1e-6, "activation": "gelu_tanh", **PRE_NORM}
 
 
 def strip_prefixes(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -134,11 +121,11 @@ def unstack_blocks(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def path_in_block(name: str) -> str | None:
     """Returns our path for a name within a block; None if our ViT has no such layer."""
-    match = re.fullmatch(rf"Transformer/encoderblock_{LAYER_NUMBER}/(.+)", name)
+    match = re.fullmatch(rf"Transformer/encoderblock_{param_names.LAYER_NUMBER}/(.+)", name)
     for theirs, ours in LAYERS.items():
         rest = match[2].removeprefix(theirs) if match else ""
         if re.fullmatch("(/query|/key|/value|/out)?/(kernel|scale|bias)", rest):
-            return f"{ENCODER}/{block_part(int(match[1]), ours)}{rest}"
+            return f"{param_names.ENCODER}/{param_names.block_part(int(match[1]), ours)}{rest}"
     return None
 
 
@@ -147,7 +134,7 @@ def axes_of(path: str) -> tuple[int, ...]:
     last = path.rpartition("/")[2]
     if "_attention/" in path and "_norm_attention/" not in path:
         return (3,) if last == "kernel" else (1, 2)
-    return AXES.get(last, AXES_OF_TABLE)
+    return param_names.AXES.get(last, param_names.AXES_OF_TABLE)
 
 
 def merge_heads(path: str, array: np.ndarray) -> np.ndarray:

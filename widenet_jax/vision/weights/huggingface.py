@@ -12,9 +12,10 @@ Sources: modeling_vit.py, configuration_vit.py, activations.py and image_process
 transformers.
 """
 
+import contextlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import cv2
@@ -22,26 +23,20 @@ import flax.traverse_util
 import numpy as np
 from etils import epath
 
+from widenet_jax import param_names
 from widenet_jax.config.names import activation_of
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.files import read_object
-from widenet_jax.param_names import (
-    ENCODER,
-    LAYER_NUMBER,
-    NORM_OUT,
-    block_part,
-    from_torch,
-    renamed,
-    torch_names,
-)
+from widenet_jax.vision.weights import PRE_NORM
 
 PREPROCESSOR = "preprocessor_config.json"
 EMBEDDINGS = "embeddings.patch_embeddings.projection"
-BLOCK = re.compile(rf"(?:encoder\.layer|layers)\.{LAYER_NUMBER}\.")
+BLOCK = re.compile(rf"(?:encoder\.layer|layers)\.{param_names.LAYER_NUMBER}\.")
+QKV = ("query", "key", "value")
 # Our module for each of theirs: outside the blocks, and within one block.
 OUTSIDE = {
     EMBEDDINGS: "embed/projection",
-    "layernorm": f"{ENCODER}/{NORM_OUT}",
+    "layernorm": f"{param_names.ENCODER}/{param_names.NORM_OUT}",
     "pooler.dense": "pre_logits",
     "classifier": "head",
 }
@@ -49,17 +44,12 @@ IN_BLOCK = {
     "layernorm_before": "norm_attention",
     "layernorm_after": "norm_ffn",
     # Names in stored files.
-    "attention.attention.query": "attention/query",
-    "attention.attention.key": "attention/key",
-    "attention.attention.value": "attention/value",
+    **{f"attention.attention.{name}": f"attention/{name}" for name in QKV},
     "attention.output.dense": "attention/out",
     "intermediate.dense": "mlp/wi",
     "output.dense": "mlp/wo",
     # Names of the modules of transformers 5.
-    "attention.q_proj": "attention/query",
-    "attention.k_proj": "attention/key",
-    "attention.v_proj": "attention/value",
-    "attention.o_proj": "attention/out",
+    **{f"attention.{name[0]}_proj": f"attention/{name}" for name in (*QKV, "out")},
     "mlp.fc1": "mlp/wi",
     "mlp.fc2": "mlp/wo",
 }
@@ -84,16 +74,18 @@ def from_huggingface(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
     Raises:
       BadInputError: a part that our ViT does not have.
     """
-    theirs = renamed(arrays, lambda name: name.removeprefix("vit."), source=source)
+    theirs = param_names.renamed(arrays, lambda name: name.removeprefix("vit."), source=source)
     theirs = {name: array for name, array in theirs.items() if not re.fullmatch(UNUSED, name)}
     blocks = {match[0]: int(match[1]) for match in map(BLOCK.match, theirs) if match}
     modules = OUTSIDE | {
-        f"{block}{inner}": f"{ENCODER}/{block_part(index, ours)}"
+        f"{block}{inner}": f"{param_names.ENCODER}/{param_names.block_part(index, ours)}"
         for block, index in blocks.items()
         for inner, ours in IN_BLOCK.items()
     }
-    ours = from_torch(theirs, torch_names(modules) | ALONE, source=source, kind="ViT")
-    for path in [p for p in ours if p.endswith(("query/kernel", "key/kernel", "value/kernel"))]:
+    ours = param_names.from_torch(
+        theirs, param_names.torch_names(modules) | ALONE, source=source, kind="ViT"
+    )
+    for path in [p for p in ours if p.endswith(tuple(f"{name}/kernel" for name in QKV))]:
         bias = path.replace("/kernel", "/bias")
         ours.setdefault(bias, np.zeros(ours[path].shape[-1], np.float32))
     return flax.traverse_util.unflatten_dict(ours, sep="/")
@@ -114,19 +106,21 @@ def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
       BadInputError: a value that our models do not have.
     """
     activation = activation_of(config, "gelu", source=source)
-    try:
+    with _downloaded(source):
         heads = config.get("num_attention_heads", 12)
         epsilon = float(config.get("layer_norm_eps", 1e-12))
         if type(heads) is not int or heads < 1 or not 0 <= epsilon < math.inf:
             raise ValueError(f"num_attention_heads={heads!r} or layer_norm_eps={epsilon} is wrong")
-        return {
-            "attention": {"name": "full", "num_heads": heads},
-            "norm_epsilon": epsilon,
-            "activation": activation,
-            "norm": "layer",
-            "norm_position": "pre",
-        }
-    except (TypeError, ValueError, OverflowError) as error:  # of an integer of 400 digits
+    attention = {"name": "full", "num_heads": heads}
+    return {"attention": attention, "norm_epsilon": epsilon, "activation": activation, **PRE_NORM}
+
+
+@contextlib.contextmanager
+def _downloaded(source: str) -> Iterator[None]:
+    """Names a file with values of other kinds than the library writes."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:  # of 400 digits
         raise BadInputError(f"{source}: {error}; download it again") from None
 
 
@@ -149,7 +143,7 @@ def fold_pixels(params: dict, preprocessor: Mapping[str, Any], *, source: str) -
     projection = params["embed"]["projection"]
     kernel = projection["kernel"].astype(np.float64)  # [P, P, C, D]
     mean, std, r = np.zeros(1), np.ones(1), 1.0
-    try:
+    with _downloaded(source):
         fields = {name: value for name, value in preprocessor.items() if value is not None}
         if fields.get("do_rescale", True):
             r = float(fields.get("rescale_factor", 1 / 255))
@@ -160,8 +154,6 @@ def fold_pixels(params: dict, preprocessor: Mapping[str, Any], *, source: str) -
         a, b = (np.broadcast_to(x / std, kernel.shape[-2]) for x in (127.5 * r, 127.5 * r - mean))
         if not (a.all() and np.isfinite(a + b).all()):
             raise ValueError("its numbers leave no finite pixels that differ")
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise BadInputError(f"{source}: {error}; download it again") from None
     if np.allclose(a, 1) and np.allclose(b, 0, atol=1e-6):
         return params, ""
     bias = projection.get("bias", 0) + (kernel * b[:, None]).sum((0, 1, 2))
@@ -182,24 +174,18 @@ def read_huggingface(
         return None
     theirs = read_object(config)
     fields = model_fields(theirs, source=str(config))
-    check_square(theirs.get("image_size"), source=str(config))
+    # Positions may be as many as those of a square, such as 4 x 16 and 8 x 8.
+    sides = theirs.get("image_size")
+    problem = (
+        f"image_size={sides}, so its positions are not of a square grid, as those of our images "
+        "are; start from a ViT of square images"
+    )
+    refuse(config, (isinstance(sides, list) and len(set(map(repr, sides))) > 1, problem))
     params = from_huggingface(arrays, source=source)
     if not preprocessor.exists():
         return params, fields, f"{PREPROCESSOR} is missing: mean 0.5 and std 0.5 of pixels assumed"
     params, folded = fold_pixels(params, read_object(preprocessor), source=str(preprocessor))
     return params, fields, folded
-
-
-def check_square(image_size: Any, *, source: str) -> None:
-    """Raises BadInputError where a ViT reads images of two different sides.
-
-    Its positions may be as many as those of a square, such as 4 x 16 and 8 x 8.
-    """
-    if isinstance(image_size, list) and len(set(map(repr, image_size))) > 1:
-        raise BadInputError(
-            f"{source}: image_size={image_size}, so its positions are not of a square grid, as "
-            "those of our images are; start from a ViT of square images"
-        )
 
 
 POSITION = "position/position_embedding"
