@@ -10,7 +10,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.language.model import exit_loops, leaving
 from widenet_jax.language.task import exit_loss
 from widenet_jax.nn.build import build_model
-from widenet_jax.nn.loop import Exit
+from widenet_jax.nn.loop_settings import Exit
 
 TOKENS = {"tokens": jnp.array([[1, 4, 2, 2, 0], [3, 1, 1, 4, 2]])}
 

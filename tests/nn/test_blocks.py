@@ -13,6 +13,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.block_settings import block_indices
 from widenet_jax.nn.blocks import Blocks
+from widenet_jax.nn.loop_settings import LoopSettings, Tie
 from widenet_jax.nn.mlp import Mlp
 
 DEPTH, D, T = 3, 8, 5
@@ -32,7 +33,8 @@ def encoder(depth: int = DEPTH, tied: str = "", **changes) -> Blocks:
     """Blocks that own all parts, or one block `depth` times with these parts tied."""
     tie = {"attention": "none", "experts": "none", "norms": "none"}
     tie |= dict.fromkeys(tied.split(), "loops")
-    fields = {"loop": {"core": ((1, depth),) if tied else ((depth, 1),), "tie": tie}}
+    core = ((1, depth),) if tied else ((depth, 1),)
+    fields = {"loop": LoopSettings(core, tie=Tie(**tie))}
     fields["attention"] = {"name": "full", "num_heads": 2}
     fields["feed_forwards"] = {"mlp": {"mlp_dim": 12}, "moe": MOE}
     return Blocks(**fields | changes)

@@ -17,7 +17,9 @@ from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.block_settings import NORMS, BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
-from widenet_jax.nn.loop import Loop, stretches
+from widenet_jax.nn.loop import steps_of
+from widenet_jax.nn.loop_runs import stretches_of
+from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.nn.mlp import Mlp
 
 TIED = {"attention": "loops", "experts": "loops", "router": "experts", "norms": "loops"}
@@ -88,7 +90,7 @@ WEIGHTS = {
 
 
 def blocks(loop: dict, *, experts: dict | None = None, **changes) -> Blocks:
-    fields = {"loop": loop, "attention": FULL, "ffn": "moe"}
+    fields = {"loop": parse_loop(loop), "attention": FULL, "ffn": "moe"}
     sections = {"mlp": {"mlp_dim": 12}, "moe": MOE | (experts or {})}
     return Blocks(**fields | {"feed_forwards": sections} | changes)
 
@@ -100,8 +102,8 @@ def in_table(name: str, loop: dict | None = None, **changes) -> Blocks:
 
 
 def scopes(loop: dict, part: str) -> list[str]:
-    found = Loop.of(loop)
-    return [dict(step.scopes)[part] for step in found.steps(["mlp"] * found.depth, 1)]
+    settings = parse_loop(loop)
+    return [dict(step.scopes)[part] for step in steps_of(settings, ["mlp"] * settings.depth)]
 
 
 def test_the_order_of_steps_and_the_names_of_their_weights():
@@ -250,12 +252,14 @@ def test_more_loops_than_trained_need_tied_weights(name: str, part: str):
     tied = {key: value for key, value in loop.items() if key not in ("embed", "condition")}
     tied |= {"tie": TIED | {part: "none"}, "counts": {"eval": 5}}
     with pytest.raises(BadInputError, match=f"needs the same weights .*tie.{part} is none"):
-        Loop.of(tied)
+        parse_loop(tied)
     if any(loops > 1 for _, loops in loop["core"]):
-        assert Loop.of(tied | {"tie": TIED}).evaluated().depth > Loop.of(loop).depth
+        assert (
+            len(list(parse_loop(tied | {"tie": TIED}).walk(train=False))) > parse_loop(loop).depth
+        )
     else:
         with pytest.raises(BadInputError, match="no group of the core loops"):
-            Loop.of(tied | {"tie": TIED})
+            parse_loop(tied | {"tie": TIED})
 
 
 @pytest.mark.parametrize("name", SLOW)
@@ -318,9 +322,9 @@ def test_a_loop_by_parts(inject: str):
 
 def test_what_repeats_itself_is_compiled_once():
     """(first, period, repeats): the longest stretch, with the shortest period."""
-    assert list(stretches("OOABABABC")) == [(0, 1, 2), (2, 2, 3), (8, 1, 1)]
-    assert list(stretches("MMMMMEMMMMME")) == [(0, 6, 2)]
-    assert list(stretches("AAABBB")) == [(0, 1, 3), (3, 1, 3)]
+    assert list(stretches_of("OOABABABC")) == [(0, 1, 2), (2, 2, 3), (8, 1, 1)]
+    assert list(stretches_of("MMMMMEMMMMME")) == [(0, 6, 2)]
+    assert list(stretches_of("AAABBB")) == [(0, 1, 3), (3, 1, 3)]
 
 
 def test_options_write_loops():
@@ -345,7 +349,6 @@ def test_options_write_loops():
         ({"core": (("A1", 3),)}, "or letters for layers"),
         ({"core": ((10**9, 1),)}, "give"),
         ({"core": ((1000, 1000),)}, "the number of steps=1000000 must be between 1 and 1024"),
-        ({"prelude": -1}, "prelude=-1 must be between 0 and"),
         ({"tie": {"attention": "all"}}, "loop.tie.attention='all' is unknown; choose one of none"),
         ({"tie": {"head": "none"}}, "loop.tie.head is unknown"),
         ({"loops": 3}, "loop.loops is unknown"),
@@ -372,7 +375,7 @@ def test_what_is_no_loop_is_refused(changes: dict, words: str):
     with pytest.raises(BadInputError, match=words):
         blocks({"core": ((1, 2),)} | changes).check()
     with pytest.raises(BadInputError, match=r"core=None: give \(layers, loops\)"):
-        Loop.of({"prelude": 1})
+        parse_loop({"prelude": 1})
 
 
 def test_evaluation_with_other_loops():

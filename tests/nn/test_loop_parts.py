@@ -11,10 +11,11 @@ from test_loop import TIED, blocks
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.full import MultiHeadAttention
-from widenet_jax.nn.blocks import begin_core
-from widenet_jax.nn.loop import Loop
+from widenet_jax.nn.loop import draw_loops
 from widenet_jax.nn.loop_runs import run_counted
+from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.nn.mlp import Mlp
+from widenet_jax.nn.parts import begin_core
 
 LOOPED = {"prelude": 1, "core": ((2, 2), (1, 3)), "coda": 1, "tie": TIED, "inject": "linear"}
 
@@ -212,14 +213,16 @@ def test_no_two_pieces_draw_the_same_noise():
 def test_how_many_loops_are_drawn():
     """Poisson(e^tau) + 1 has the mean m + 1; growing goes through 1 to 4 in equal stages."""
     loop = {"core": ((1, 4),), "tie": TIED}
-    poisson = Loop.of(loop | {"counts": {"train": "poisson", "mean": 6}})
-    drawn = jax.vmap(lambda key: poisson.draw(key, 0.0))(jax.random.split(jax.random.key(0), 4000))
+    poisson = parse_loop(loop | {"counts": {"train": "poisson", "mean": 6}})
+    drawn = jax.vmap(lambda key: draw_loops(poisson, key, 0.0))(
+        jax.random.split(jax.random.key(0), 4000)
+    )
     np.testing.assert_allclose(drawn.mean(), 7, atol=0.25)
     assert drawn.min() >= 1
-    grow = Loop.of(loop | {"counts": {"train": "grow"}})
+    grow = parse_loop(loop | {"counts": {"train": "grow"}})
     key, steps = jax.random.key(0), np.arange(100) / 100
-    assert [int(grow.draw(key, p)) for p in steps[::20]] == [1, 1, 2, 3, 4]
-    counts = np.bincount([int(grow.draw(key, p)) for p in steps])
+    assert [int(draw_loops(grow, key, p)) for p in steps[::20]] == [1, 1, 2, 3, 4]
+    counts = np.bincount([int(draw_loops(grow, key, p)) for p in steps])
     assert counts.tolist() == [0, 25, 25, 25, 25]
 
 

@@ -5,54 +5,62 @@ with an exit after each loop.
 """
 
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.blocks import Blocks, Parts, begin_core, over_operations
-from widenet_jax.nn.loop import Loop, Step, stretches
+from widenet_jax.nn.block_settings import BlockSettings
+from widenet_jax.nn.loop import Step
+from widenet_jax.nn.parts import Parts, begin_core, over_operations
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux
 
 
 def run_exits(
-    stack: Blocks, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
+    stack: BlockSettings,
+    x: Array,
+    memory: Array | None,
+    *,
+    seen: dict,
+    mask: Array | None,
+    train: bool,
 ) -> tuple[Array, Aux, Array | None]:
     """Runs the blocks, those after the group that loops on the state after each loop."""
     del memory  # refused
-    as_trained = train or stack.is_initializing()
-    loop, steps = Loop.of(stack.loop), stack.steps(train=as_trained)
-    groups = (loop if as_trained else loop.evaluated()).periods()
+    loop, as_trained = stack.loop, train or stack.is_initializing()
+    steps = stack.steps(train=as_trained)
     # The group is the one that loops in training; evaluation may run it once.
-    place = next(i for i, (_, loops) in enumerate(loop.core) if loops > 1)
-    first, period, loops = groups[place]
-    run = partial(stack.run_blocks, memory=None, parts=Parts(stack), train=train)
+    trained = [group.loops for group in loop.groups()]
+    group = loop.groups(train=as_trained)[trained.index(max(trained))]
+    run = partial(stack.run_blocks, Parts(stack), memory=None, train=train)
     auxes, states, entry = [], [], None
-    ends = [loop.prelude, first] + [first + period * (k + 1) for k in range(loops)]
+    ends = [loop.prelude, *range(group.first, group.end + 1, group.period)]
     for start, end in itertools.pairwise([0, *ends]):
         if start == loop.prelude and entry is None:
             x, entry = begin_core(stack, loop.start, x, train=train)
         if some := steps[start:end]:
-            x, aux, _ = run(x, entry=entry, seen=seen, mask=mask, steps=some)
+            x, aux, _ = run(some, x, entry=entry, seen=seen, mask=mask)
             auxes.append(aux)
-        if end > first:
+        if end > group.first:
             states.append(x)
     # A single example is a token group by itself, and so is each of its states.
     alone = len(x) == 1 and not train
     states = states if alone else [jnp.concatenate(states)]
-    if some := steps[ends[-1] :]:
-        again = lambda y: jnp.concatenate([y] * (1 if alone else loops))  # noqa: E731
+    if some := steps[group.end :]:
+        again = lambda y: jnp.concatenate([y] * (1 if alone else group.loops))  # noqa: E731
         entry, seen, mask = jax.tree.map(again, (entry, seen, mask))
         for i, state in enumerate(states):
-            states[i], aux, _ = run(state, entry=entry, seen=seen, mask=mask, steps=some)
+            states[i], aux, _ = run(some, state, entry=entry, seen=seen, mask=mask)
         auxes.append(aux)
     return jnp.concatenate(states), over_operations(jnp.concatenate, auxes), None
 
 
 def run_pieces(
-    stack: Blocks,
+    stack: BlockSettings,
     x: Array,
     memory: Array | None,
     *,
@@ -66,50 +74,51 @@ def run_pieces(
     Such a function can be recomputed (`remat`). A piece is one block, or those that share a
     routing. Pieces that repeat themselves can be looped over (`unroll=False`).
     """
-    size, steps = stack.blocks_per_routing(), stack.steps()
-    starts = range(0, len(steps), size)
-    pieces = [tuple(s.within(i) for s in steps[i : i + size]) for i in starts]
+    loop, size, steps = stack.loop, stack.blocks_per_routing(), stack.steps()
+    firsts = range(0, len(steps), size)
+    pieces = [tuple(step.within(i) for step in steps[i : i + size]) for i in firsts]
     shared, own = split_parameters(stack, size)
     keys = {name: stack.make_rng(name) for name in ("dropout", "router") if stack.has_rng(name)}
-    run_piece = partial(runner, stack, shared, keys, {"mask": mask} | seen, train)
+    piece_runner = partial(runner, stack, shared, keys, {"mask": mask} | seen, train)
 
-    def run_some(
-        x: Array, inputs: list[tuple], some: list, entry: Array | None, **of: bool
-    ) -> tuple:
-        found = []
-        runners = {piece: run_piece(piece, **of) for piece in some}
+    def run_some(x: Array, inputs: list[tuple], some: list, entry: Array, **how: bool) -> tuple:
+        runners = {piece: piece_runner(piece, **how) for piece in some}
+        outputs = []
         for piece, rest in zip(some, inputs, strict=True):
             x, *output = runners[piece](x, entry, *rest)
-            found.append(output)
-        return x, joined(found)
+            outputs.append(output)
+        return x, joined(outputs)
 
     # [B, L, M, D] -> count * [B, size, M, D]
-    count, loop, entry = len(pieces), Loop.of(stack.loop), None
+    count, core, entry, outputs = len(pieces), loop.prelude // size, None, []
     memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
-    numbers = jnp.array(loop.loop_numbers(), jnp.int32).reshape(count, size)
+    numbers = jnp.array([step.loop for step in steps], jnp.int32).reshape(count, size)
     inputs = list(zip(own, memories, range(count), numbers, strict=True))
-    outputs, core = [], loop.prelude // size
-    parts = [(0, core, 1), (core, count - core, 1)]
+    stretches = [(0, core, 1), (core, count - core, 1)]
     if loops is not None:
-        parts = [(0, core, 1), *loop.periods(), (count - loop.coda, loop.coda, 1)]
+        groups = [(group.first, group.period, group.loops) for group in loop.groups()]
+        stretches = [(0, core, 1), *groups, (count - loop.coda, loop.coda, 1)]
     elif not stack.unroll:
-        parts = [*stretches(pieces[:core]), *stretches(pieces[core:], core)]
-    for first, period, repeats in (part for part in parts if part[1]):
+        stretches = [*stretches_of(pieces[:core]), *stretches_of(pieces[core:], core)]
+    for first, period, repeats in (stretch for stretch in stretches if stretch[1]):
         if first == core:
             x, entry = begin_core(stack, loop.start, x, train=train)
         some, rows = pieces[first : first + period], inputs[first : first + period * repeats]
         run = partial(run_some, some=some, entry=entry, looped=repeats > 1)
         if loops is not None and repeats > 1:
+            number, last = jnp.minimum(loops, repeats), repeats
+            if loop.counts.train == "poisson":
+                number, last = loops, loop.counts.backprop_last
             beyond = (repeats, (first + 1) << 16)
-            x, found = run_counted(run, x, rows[:period], *loop.learning(loops, repeats), beyond)
+            x, output = run_counted(run, x, rows[:period], number, last, beyond)
         else:
-            x, found = repeat(run, x, [rows[i::period] for i in range(period)])
-        outputs += found
+            x, output = repeat(run, x, [rows[i::period] for i in range(period)])
+        outputs += output
     return x, *joined(outputs)
 
 
 def runner(
-    stack: Blocks,
+    stack: BlockSettings,
     shared: dict,
     keys: dict,
     seen: dict,
@@ -122,6 +131,7 @@ def runner(
     """Returns a piece as a function (x, entry, params, memory, index, numbers) -> (x, ...).
 
     Args:
+      stack: the blocks.
       shared: the parameters that the piece shares with others.
       keys: of the random streams, from which each index draws its own.
       seen: the tokens that are real, and that attention sees.
@@ -138,12 +148,12 @@ def runner(
         x: Array,
         entry: Array | None,
         params: dict,
-        old: Array | None,
+        memory: Array | None,
         index: Array | int,
         numbers: Array,
     ) -> tuple:
         rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
-        others = seen | {"memory": old, "entry": stop(entry), "loop_numbers": numbers}
+        others = seen | {"memory": memory, "entry": stop(entry), "loop_numbers": numbers}
         params = stop({"params": shared | params})
         return blocks.apply(params, x, **others, train=train, rngs=rngs)
 
@@ -152,7 +162,7 @@ def runner(
     return jax.checkpoint(run, prevent_cse=not looped) if remat else run
 
 
-def split_parameters(stack: Blocks, size: int) -> tuple[dict, list[dict]]:
+def split_parameters(stack: BlockSettings, size: int) -> tuple[dict, list[dict]]:
     """Returns the parameters that blocks share, and the own parameters of each `size` blocks.
 
     The latter have the names that they would have in a stack of `size` blocks.
@@ -167,10 +177,33 @@ def split_parameters(stack: Blocks, size: int) -> tuple[dict, list[dict]]:
     return shared, own
 
 
+def stretches_of(pieces: Sequence[Any], place: int = 0) -> Iterator[tuple[int, int, int]]:
+    """Splits pieces, which begin at `place` of a longer sequence, into stretches that repeat.
+
+    Yields:
+      (first, period, repeats): the `period` pieces from `first` on come `repeats` times; the
+      longest such stretch, of those the one with the shortest period.
+    """
+    while pieces:
+        counts = {n: repeats_of(pieces, n) for n in range(1, len(pieces) // 2 + 1)}
+        repeating = [(n, repeats) for n, repeats in counts.items() if repeats > 1]
+        period, repeats = max(repeating, key=math.prod, default=(1, 1))
+        yield place, period, repeats
+        place, pieces = place + period * repeats, pieces[period * repeats :]
+
+
+def repeats_of(pieces: Sequence[Any], period: int) -> int:
+    """Returns how often in a row the first `period` pieces come."""
+    chunks = (pieces[first : first + period] for first in range(0, len(pieces), period))
+    return sum(1 for _ in itertools.takewhile(lambda chunk: chunk == pieces[:period], chunks))
+
+
 def repeat(run: Callable, x: Array, inputs: list[list]) -> tuple[Array, list]:
     """Runs `run(x, inputs of a period) -> (x, output)` once a period, in a loop if it is repeated.
 
     Args:
+      run: the pieces of a period.
+      x: [B, T, D].
       inputs: each piece of a period -> the inputs of all periods.
 
     Returns:
@@ -215,11 +248,11 @@ def run_counted(
         lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(run, x, inputs(silent))[1]
     )
 
-    def one(x: Array, j: Array) -> tuple[Array, tuple]:
+    def loop(x: Array, j: Array) -> tuple[Array, tuple]:
         k = silent + j
         return jax.lax.cond(k < loops, lambda x: run(x, inputs(k)), lambda x: (x, zeros), x)
 
-    x, output = jax.lax.scan(one, x, jnp.arange(last))
+    x, output = jax.lax.scan(loop, x, jnp.arange(last))
     return x, [jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), output)]
 
 

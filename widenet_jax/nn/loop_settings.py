@@ -14,12 +14,19 @@ The ties say which parts share weights:
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.nn.rules import LOOP, MOST_STEPS, check_rules, loop_rules, parse_section
 
+# Factors of the residual branches of a group's blocks, by its loops and its layers.
+RESIDUAL_SCALES = {
+    "1": lambda loops, layers: 1.0,
+    "1/loops": lambda loops, layers: 1 / loops,
+    "1/(loops*sqrt(layers))": lambda loops, layers: 1 / (loops * math.sqrt(layers)),
+}
 LIKE_EXPERTS = "experts"  # a router's tie: the experts' own
 TIES = ("none", "loops", "core")
 # The values that a field of the loop, or of a section in it, may have.
@@ -32,7 +39,7 @@ CHOICES = {
     "start": ("prelude", "zeros", "noise"),
     "condition": ("none", "index", "index_state"),
     "routing": ("own", "first"),
-    "residual_scale": ("1", "1/loops", "1/(loops*sqrt(layers))"),
+    "residual_scale": tuple(RESIDUAL_SCALES),
     "counts.train": ("fixed", "poisson", "grow"),
     "exit.loss": ("last", "mean", "expected"),
     "exit.rule": ("none", "gate", "kl"),
@@ -111,6 +118,21 @@ class Group(NamedTuple):
     order: tuple[int, ...]
     loops: int
 
+    @property
+    def period(self) -> int:
+        """Number of steps of a loop."""
+        return len(self.order)
+
+    @property
+    def layers(self) -> int:
+        """Number of its layers, as they are stored."""
+        return len(set(self.order))
+
+    @property
+    def end(self) -> int:
+        """The step after the last one."""
+        return self.first + self.period * self.loops
+
 
 class Visit(NamedTuple):
     """One run of a block.
@@ -148,7 +170,7 @@ class LoopSettings:
       routing: "own", or "first": every loop takes the experts that its layer's first loop chose.
       embed: whether a learned vector of each loop of a group, 0 at first, is added as it begins.
       state_norm: whether a norm of the state ends each loop, one norm a group.
-      residual_scale: of the core's residual branches, by a group's loops and layers.
+      residual_scale: a name in `RESIDUAL_SCALES`, of the core's residual branches.
       counts: see `Counts`.
       exit: see `Exit`.
     """
@@ -175,13 +197,12 @@ class LoopSettings:
     @property
     def depth(self) -> int:
         """L, the number of steps: blocks as they run, not as they are stored."""
-        core = sum(len(order) * loops for _, order, loops in self.groups())
-        return self.prelude + core + self.coda
+        return self.groups()[-1].end + self.coda
 
     @property
     def layers(self) -> int:
         """Number of blocks as they are stored, where each layer's loops share all parts."""
-        return self.prelude + self.coda + sum(len(set(order)) for _, order, _ in self.groups())
+        return self.prelude + self.coda + sum(group.layers for group in self.groups())
 
     @property
     def own_router(self) -> bool:
@@ -217,8 +238,15 @@ class LoopSettings:
         for layers, trained in self.core:
             other = 0 if train or trained == 1 else self.counts.eval
             groups.append(Group(first, order_of(layers), other or trained))
-            first += len(groups[-1].order) * groups[-1].loops
+            first = groups[-1].end
         return groups
+
+    def runs(self) -> list[int]:
+        """Returns how often each step runs: those after the loop of `exit` on all its states."""
+        if not self.exits:
+            return [1] * self.depth
+        (looping,) = (group for group in self.groups() if group.loops > 1)
+        return [1] * looping.end + [looping.loops] * (self.depth - looping.end)
 
     def walk(self, *, train: bool = True) -> Iterator[Visit]:
         """Yields the visits of all blocks in the order in which they run."""
@@ -226,9 +254,11 @@ class LoopSettings:
         for block in range(self.prelude):
             yield Visit(next(index), block)
         pairs = zip(self.groups(), self.groups(train=train), strict=True)
-        for number, ((first, order, trained), group) in enumerate(pairs):
-            for loop, (place, layer) in itertools.product(range(group.loops), enumerate(order)):
-                block = first + loop % trained * len(order) + place
+        for number, (trained, group) in enumerate(pairs):
+            for loop, (place, layer) in itertools.product(
+                range(group.loops), enumerate(group.order)
+            ):
+                block = trained.first + loop % trained.loops * trained.period + place
                 yield Visit(next(index), block, number, layer, loop, place)
         for block in range(self.depth - self.coda, self.depth):
             yield Visit(next(index), block)

@@ -122,8 +122,9 @@ def stacked_loop_rules(stack: Any) -> Iterator[Row]:
         yield stack.routing_groups, f"{LOOP}.{change} needs config.model.routing_groups=0"
     changes += ["routing=first"] if loop.routing == "first" else []
     alike = all(
-        names[first : first + len(order)] * loops == names[first : first + len(order) * loops]
-        for first, order, loops in loop.groups()
+        names[group.first : group.first + group.period] * group.loops
+        == names[group.first : group.end]
+        for group in loop.groups()
     )
     for change in changes[:1]:
         yield (

@@ -19,7 +19,8 @@ from widenet_jax.nn.build import (
     parameter_shapes,
     traced_once,
 )
-from widenet_jax.nn.loop import Loop, places_of
+from widenet_jax.nn.loop import places_of
+from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.ops.plan import printed
 from widenet_jax.param_names import split_block_part
 from widenet_jax.run.tables import text_table
@@ -150,7 +151,7 @@ def text_row(of: printed.PrintedText) -> dict[str, Any]:
 def language_row(of: printed.PrintedCount) -> dict[str, Any]:
     """Returns the row of a language model; `note` says what is solved for equal parameters."""
     fields = model_section(of.variant)
-    depth = Loop.of(fields["loop"]).depth
+    depth = parse_loop(fields["loop"]).depth
     inputs = shapes(jnp.int32, tokens=(1, 8), memory_length=(1,))
     inputs |= shapes(jnp.float32, memory=(1, depth, 8, fields["embed_dim"]))
     model = build_model(fields, vocab_size=of.vocab_size)
