@@ -5,7 +5,7 @@ shares attention and a mixture of experts and gives each block its own norms. `l
 grammar of these and of others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import flax.linen as nn
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.loop import Step
-from widenet_jax.nn.parts import Parts, begin_core, over_operations
+from widenet_jax.nn.parts import Inputs, Outputs, Parts, begin_core, over_operations
 from widenet_jax.param_names import NORM_OUT
-from widenet_jax.typing import Array, Aux
+from widenet_jax.typing import Array
 
 
 class Blocks(BlockSettings):
@@ -50,7 +50,7 @@ class Blocks(BlockSettings):
         loop_numbers: Array | None = None,  # [steps] int32, for a piece of the core
         loops: Array | None = None,  # int32: how often groups loop; None: as the core says
         train: bool,
-    ) -> tuple[Array, Aux, Array | None]:
+    ) -> Outputs:
         """Runs the blocks.
 
         Returns:
@@ -61,51 +61,32 @@ class Blocks(BlockSettings):
         seen = {"mask": mask, "segment_ids": segment_ids}
         if memory is not None:
             seen = {"memory_length": memory_length}
-        parts = Parts(self)
+        inputs = Inputs(seen, mask, train, loops, entry, loop_numbers)
         steps = self.some_steps or self.steps(train=train or self.is_initializing())
-        run = self.runner(loops, train=train) or partial(
-            self.run_blocks, parts, steps, entry=entry, loop_numbers=loop_numbers
-        )
-        x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
+        parts = Parts(self)
+        run = self.other_way(inputs) or partial(self.run_blocks, parts, steps)
+        x, aux, memory = run(x, memory, inputs)
         if self.last_norm and self.norm_position != "post":
             x = parts.norm(NORM_OUT)(x)
         return x, aux, memory
 
-    def runner(self, loops: Array | None, *, train: bool) -> Callable | None:
+    def other_way(self, inputs: Inputs) -> Callable | None:
         """Returns another way to run the blocks than one after the other; None: there is none."""
         # Parameters are initialised block by block, however the blocks run later.
         in_order = self.some_steps or self.is_initializing() or self.loop.routing == "first"
-        in_order = in_order or (self.loop.counts.eval and not train)
-        in_order = in_order or (self.unroll and self.remat == "none" and loops is None)
+        in_order = in_order or (self.loop.counts.eval and not inputs.train)
+        in_order = in_order or (self.unroll and self.remat == "none" and inputs.loops is None)
         if in_order and not self.loop.exits:
             return None
         from widenet_jax.nn import loop_runs  # most models do without
 
-        if self.loop.exits:
-            return partial(loop_runs.run_exits, self)
-        return partial(loop_runs.run_pieces, self, loops=loops)
+        return partial(loop_runs.run_exits if self.loop.exits else loop_runs.run_pieces, self)
 
     def run_blocks(
-        self,
-        parts: Parts,
-        steps: tuple[Step, ...],
-        x: Array,
-        memory: Array | None,
-        *,
-        entry: Array | None = None,
-        loop_numbers: Array | None = None,
-        seen: dict,
-        mask: Array | None,
-        train: bool,
-    ) -> tuple[Array, Aux, Array | None]:
-        """Runs one block after the other.
-
-        Args:
-          parts: of the stack.
-          steps: those to run.
-          seen: which other tokens attention sees: mask and segment_ids, or memory_length.
-          The rest: as `__call__` has it.
-        """
+        self, parts: Parts, steps: Sequence[Step], x: Array, memory: Array | None, inputs: Inputs
+    ) -> Outputs:
+        """Runs some steps, one block after the other, with the parts of the stack."""
+        seen, mask, train, _, entry, loop_numbers = inputs
         peri, auxes, memories, routings = self.norm_position == "peri", [], [], {}
         for step in steps:
             loop = step.loop if loop_numbers is None else loop_numbers[step.index]
@@ -113,7 +94,7 @@ class Blocks(BlockSettings):
             attention, ffn, router = parts.of(step)
             with jax.named_scope(f"block_{step.index:02d}"):
                 if entry is None and step.index == self.loop.prelude:
-                    x, entry = begin_core(self, self.loop.start, x, train=train)
+                    x, entry = begin_core(self, self.loop.start, x, train=train), x
                 x = parts.begin(step, loop, x, entry)
                 if memory is not None:
                     old = memory[:, step.index]
@@ -128,10 +109,10 @@ class Blocks(BlockSettings):
                 x = after("attention", x)
                 y = before("ffn", x)
                 if parts.due(ffn, router):
-                    routing = {"routing": routings.get(step.follows)}
-                    routing |= {"router": router} if router else {}
+                    how = {"routing": routings.get(step.follows)}
+                    how |= {"router": router} if router else {}
                     y, selection = (x, {"selection": y}) if peri else (y, {})
-                    output = ffn(y, mask=mask, train=train, **routing, **selection)
+                    output = ffn(y, mask=mask, train=train, **how, **selection)
                     x = x + scaled(output.y, step.scale)  # eq. 7
                     auxes.append(output.aux)
                     routings[step.index] = output.routing

@@ -119,7 +119,7 @@ def core_fields(loop: LoopSettings, visit: Visit) -> dict[str, Any]:
     if loop.condition != "none":
         most = max(loops for _, loops in loop.core)
         fields["condition_loops"] = most if loop.tie.norms == "core" else group.loops
-    scale = RESIDUAL_SCALES[loop.residual_scale](group.loops, group.layers)
+    scale = RESIDUAL_SCALES[loop.residual_scale](group.loops, len(set(group.order)))
     return fields | {"scale": scale}
 
 

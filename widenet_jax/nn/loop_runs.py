@@ -8,67 +8,66 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.loop import Step
-from widenet_jax.nn.parts import Parts, begin_core, over_operations
+from widenet_jax.nn.parts import Inputs, Outputs, Parts, begin_core, over_operations
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux
 
 
-def run_exits(
-    stack: BlockSettings,
-    x: Array,
-    memory: Array | None,
-    *,
-    seen: dict,
-    mask: Array | None,
-    train: bool,
-) -> tuple[Array, Aux, Array | None]:
+class PieceInputs(NamedTuple):
+    """What a piece is called with beside the state and the entry.
+
+    Attributes:
+      params: its own parameters, by the names that they have in a stack of its size.
+      memory: [B, size, M, D], or None.
+      index: its place among the pieces, from which random numbers come.
+      loop_numbers: [size] int32, k of each step.
+    """
+
+    params: dict
+    memory: Array | None
+    index: Array | int
+    loop_numbers: Array
+
+
+def run_exits(stack: BlockSettings, x: Array, memory: None, inputs: Inputs) -> Outputs:
     """Runs the blocks, those after the group that loops on the state after each loop."""
-    del memory  # refused
-    loop, as_trained = stack.loop, train or stack.is_initializing()
+    loop, as_trained = stack.loop, inputs.train or stack.is_initializing()
     steps = stack.steps(train=as_trained)
     # The group is the one that loops in training; evaluation may run it once.
     trained = [group.loops for group in loop.groups()]
     group = loop.groups(train=as_trained)[trained.index(max(trained))]
-    run = partial(stack.run_blocks, Parts(stack), memory=None, train=train)
-    auxes, states, entry = [], [], None
+    run, auxes, states = partial(stack.run_blocks, Parts(stack)), [], []
     ends = [loop.prelude, *range(group.first, group.end + 1, group.period)]
     for start, end in itertools.pairwise([0, *ends]):
-        if start == loop.prelude and entry is None:
-            x, entry = begin_core(stack, loop.start, x, train=train)
+        if start == loop.prelude and inputs.entry is None:
+            inputs = inputs._replace(entry=x)
+            x = begin_core(stack, loop.start, x, train=inputs.train)
         if some := steps[start:end]:
-            x, aux, _ = run(some, x, entry=entry, seen=seen, mask=mask)
+            x, aux, _ = run(some, x, None, inputs)
             auxes.append(aux)
         if end > group.first:
             states.append(x)
     # A single example is a token group by itself, and so is each of its states.
-    alone = len(x) == 1 and not train
+    alone = len(x) == 1 and not inputs.train
     states = states if alone else [jnp.concatenate(states)]
     if some := steps[group.end :]:
         again = lambda y: jnp.concatenate([y] * (1 if alone else group.loops))  # noqa: E731
-        entry, seen, mask = jax.tree.map(again, (entry, seen, mask))
+        tokens = {name: getattr(inputs, name) for name in ("entry", "seen", "mask")}
+        inputs = inputs._replace(**jax.tree.map(again, tokens))
         for i, state in enumerate(states):
-            states[i], aux, _ = run(some, state, entry=entry, seen=seen, mask=mask)
+            states[i], aux, _ = run(some, state, None, inputs)
         auxes.append(aux)
     return jnp.concatenate(states), over_operations(jnp.concatenate, auxes), None
 
 
-def run_pieces(
-    stack: BlockSettings,
-    x: Array,
-    memory: Array | None,
-    *,
-    loops: Array | None,
-    seen: dict,
-    mask: Array | None,
-    train: bool,
-) -> tuple[Array, Aux, Array | None]:
+def run_pieces(stack: BlockSettings, x: Array, memory: Array | None, inputs: Inputs) -> Outputs:
     """Runs the blocks in equal pieces, each one function of its parameters and its memory.
 
     Such a function can be recomputed (`remat`). A piece is one block, or those that share a
@@ -79,13 +78,12 @@ def run_pieces(
     pieces = [tuple(step.within(i) for step in steps[i : i + size]) for i in firsts]
     shared, own = split_parameters(stack, size)
     keys = {name: stack.make_rng(name) for name in ("dropout", "router") if stack.has_rng(name)}
-    piece_runner = partial(runner, stack, shared, keys, {"mask": mask} | seen, train)
 
-    def run_some(x: Array, inputs: list[tuple], some: list, entry: Array, **how: bool) -> tuple:
-        runners = {piece: piece_runner(piece, **how) for piece in some}
+    def run_some(x: Array, rows: list[PieceInputs], some: list, entry: Array, **how: bool) -> tuple:
+        runners = {piece: runner(stack, shared, keys, inputs, piece, **how) for piece in some}
         outputs = []
-        for piece, rest in zip(some, inputs, strict=True):
-            x, *output = runners[piece](x, entry, *rest)
+        for piece, row in zip(some, rows, strict=True):
+            x, *output = runners[piece](x, entry, row)
             outputs.append(output)
         return x, joined(outputs)
 
@@ -93,26 +91,26 @@ def run_pieces(
     count, core, entry, outputs = len(pieces), loop.prelude // size, None, []
     memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
     numbers = jnp.array([step.loop for step in steps], jnp.int32).reshape(count, size)
-    inputs = list(zip(own, memories, range(count), numbers, strict=True))
+    rows = list(map(PieceInputs, own, memories, range(count), numbers))
     stretches = [(0, core, 1), (core, count - core, 1)]
-    if loops is not None:
+    if inputs.loops is not None:
         groups = [(group.first, group.period, group.loops) for group in loop.groups()]
         stretches = [(0, core, 1), *groups, (count - loop.coda, loop.coda, 1)]
     elif not stack.unroll:
         stretches = [*stretches_of(pieces[:core]), *stretches_of(pieces[core:], core)]
     for first, period, repeats in (stretch for stretch in stretches if stretch[1]):
         if first == core:
-            x, entry = begin_core(stack, loop.start, x, train=train)
-        some, rows = pieces[first : first + period], inputs[first : first + period * repeats]
+            x, entry = begin_core(stack, loop.start, x, train=inputs.train), x
+        some, of_some = pieces[first : first + period], rows[first : first + period * repeats]
         run = partial(run_some, some=some, entry=entry, looped=repeats > 1)
-        if loops is not None and repeats > 1:
-            number, last = jnp.minimum(loops, repeats), repeats
+        if inputs.loops is not None and repeats > 1:
+            number, last = jnp.minimum(inputs.loops, repeats), repeats
             if loop.counts.train == "poisson":
-                number, last = loops, loop.counts.backprop_last
+                number, last = inputs.loops, loop.counts.backprop_last
             beyond = (repeats, (first + 1) << 16)
-            x, output = run_counted(run, x, rows[:period], number, last, beyond)
+            x, output = run_counted(run, x, of_some[:period], number, last, beyond)
         else:
-            x, output = repeat(run, x, [rows[i::period] for i in range(period)])
+            x, output = repeat(run, x, [of_some[i::period] for i in range(period)])
         outputs += output
     return x, *joined(outputs)
 
@@ -121,21 +119,19 @@ def runner(
     stack: BlockSettings,
     shared: dict,
     keys: dict,
-    seen: dict,
-    train: bool,
+    inputs: Inputs,
     piece: tuple[Step, ...],
     *,
     looped: bool,
     learns: bool = True,
 ) -> Callable:
-    """Returns a piece as a function (x, entry, params, memory, index, numbers) -> (x, ...).
+    """Returns a piece as a function (x, entry, inputs) -> (x, aux, memory).
 
     Args:
       stack: the blocks.
       shared: the parameters that the piece shares with others.
       keys: of the random streams, from which each index draws its own.
-      seen: the tokens that are real, and that attention sees.
-      train: with dropout and routing noise.
+      inputs: of the stack.
       piece: its steps.
       looped: whether a loop runs it.
       learns: whether gradients flow to parameters and entry.
@@ -143,19 +139,13 @@ def runner(
     plain = {"remat": "none", "unroll": True, "last_norm": False}
     blocks = stack.clone(parent=None, name=None, some_steps=piece, **plain)
     stop = (lambda tree: tree) if learns else jax.lax.stop_gradient
+    tokens = {"mask": inputs.mask, "train": inputs.train} | inputs.seen
 
-    def run(
-        x: Array,
-        entry: Array | None,
-        params: dict,
-        memory: Array | None,
-        index: Array | int,
-        numbers: Array,
-    ) -> tuple:
-        rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
-        others = seen | {"memory": memory, "entry": stop(entry), "loop_numbers": numbers}
-        params = stop({"params": shared | params})
-        return blocks.apply(params, x, **others, train=train, rngs=rngs)
+    def run(x: Array, entry: Array | None, row: PieceInputs) -> Outputs:
+        rngs = {name: jax.random.fold_in(key, row.index) for name, key in keys.items()}
+        entry, params = stop(entry), stop({"params": shared | row.params})
+        place = {"memory": row.memory, "entry": entry, "loop_numbers": row.loop_numbers}
+        return blocks.apply(params, x, **tokens, **place, rngs=rngs)
 
     # The two passes of a loop are two loops, whose operations no compiler merges.
     remat = stack.remat == "block" and learns
@@ -198,35 +188,40 @@ def repeats_of(pieces: Sequence[Any], period: int) -> int:
     return sum(1 for _ in itertools.takewhile(lambda chunk: chunk == pieces[:period], chunks))
 
 
-def repeat(run: Callable, x: Array, inputs: list[list]) -> tuple[Array, list]:
+def repeat(run: Callable, x: Array, rows: list[list[PieceInputs]]) -> tuple[Array, list]:
     """Runs `run(x, inputs of a period) -> (x, output)` once a period, in a loop if it is repeated.
 
     Args:
       run: the pieces of a period.
       x: [B, T, D].
-      inputs: each piece of a period -> the inputs of all periods.
+      rows: each piece of a period -> the inputs of all periods.
 
     Returns:
       The last x, and the output of each period.
     """
-    periods = list(zip(*inputs, strict=True))
+    periods = list(map(list, zip(*rows, strict=True)))
     if len(periods) == 1:
-        x, output = run(x, list(periods[0]))
+        x, output = run(x, periods[0])
         return x, [output]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(list, periods))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *periods)
     x, outputs = jax.lax.scan(run, x, stacked)
     return x, [jax.tree.map(lambda y, i=i: y[i], outputs) for i in range(len(periods))]
 
 
 def run_counted(
-    run: Callable, x: Array, row: list[tuple], loops: Array, last: int, beyond: tuple[int, int]
+    run: Callable,
+    x: Array,
+    row: list[PieceInputs],
+    loops: Array,
+    last: int,
+    beyond: tuple[int, int],
 ) -> tuple[Array, list]:
     """Runs a loop `loops` times, a number that is known only as the program runs.
 
     Args:
       run: (x, inputs of a loop's pieces, learns) -> (x, (aux, memory)).
       x: [B, T, D].
-      row: the inputs of the pieces of loop 0, each (params, None, index, numbers).
+      row: the inputs of the pieces of loop 0.
       loops: int32.
       last: how many of the last loops have a gradient.
       beyond: a number of loops, and what is added to the indices of further ones, so that no piece
@@ -237,16 +232,15 @@ def run_counted(
     """
     silent = jnp.maximum(loops - last, 0)
 
-    def inputs(k: Array) -> list[tuple]:
+    def inputs(k: Array) -> list[PieceInputs]:
         more = k * len(row) + jnp.where(k < beyond[0], 0, beyond[1])
-        return [(params, old, index + more, numbers + k) for params, old, index, numbers in row]
+        return [PieceInputs(params, None, i + more, n + k) for params, _, i, n in row]
 
     before = jax.lax.stop_gradient(x)
     without = jax.lax.fori_loop(0, silent, lambda k, x: run(x, inputs(k), learns=False)[0], before)
     x = jnp.where(silent > 0, without, x)
-    zeros = jax.tree.map(
-        lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(run, x, inputs(silent))[1]
-    )
+    output = jax.eval_shape(run, x, inputs(silent))[1]
+    zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), output)
 
     def loop(x: Array, j: Array) -> tuple[Array, tuple]:
         k = silent + j

@@ -18,8 +18,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from widenet_jax.errors import BadInputError, choose
-from widenet_jax.nn.rules import LOOP, MOST_STEPS, check_rules, loop_rules, parse_section
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn import rules
 
 # Factors of the residual branches of a group's blocks, by its loops and its layers.
 RESIDUAL_SCALES = {
@@ -28,27 +28,11 @@ RESIDUAL_SCALES = {
     "1/(loops*sqrt(layers))": lambda loops, layers: 1 / (loops * math.sqrt(layers)),
 }
 LIKE_EXPERTS = "experts"  # a router's tie: the experts' own
-TIES = ("none", "loops", "core")
-# The values that a field of the loop, or of a section in it, may have.
-CHOICES = {
-    "tie.attention": TIES,
-    "tie.experts": TIES,
-    "tie.router": (*TIES, LIKE_EXPERTS),
-    "tie.norms": TIES,
-    "inject": ("none", "add", "linear"),
-    "start": ("prelude", "zeros", "noise"),
-    "condition": ("none", "index", "index_state"),
-    "routing": ("own", "first"),
-    "residual_scale": tuple(RESIDUAL_SCALES),
-    "counts.train": ("fixed", "poisson", "grow"),
-    "exit.loss": ("last", "mean", "expected"),
-    "exit.rule": ("none", "gate", "kl"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class Tie:
-    """Which steps of the core share a part's weights: one of `TIES` for each part.
+    """Which steps of the core share a part's weights: none, loops or core for each part.
 
     Attributes:
       attention: the attention layer.
@@ -124,11 +108,6 @@ class Group(NamedTuple):
         return len(self.order)
 
     @property
-    def layers(self) -> int:
-        """Number of its layers, as they are stored."""
-        return len(set(self.order))
-
-    @property
     def end(self) -> int:
         """The step after the last one."""
         return self.first + self.period * self.loops
@@ -154,7 +133,7 @@ class Visit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LoopSettings:
-    """The settings of a loop; `parse_loop` builds them from a config.
+    """The settings of a loop. They are checked by the rows of configs/defaults.py and by `rules`.
 
     Attributes:
       prelude, coda: number of own blocks before and after the core.
@@ -189,6 +168,14 @@ class LoopSettings:
     counts: Counts = Counts()
     exit: Exit = Exit()
 
+    def __post_init__(self):
+        """Raises BadInputError where a field has an unknown value or does not fit another."""
+        object.__setattr__(self, "core", groups_of(self.core))
+        sections = {"": self, ".tie": self.tie, ".counts": self.counts, ".exit": self.exit}
+        for name, section in sections.items():
+            rules.check_values(f"model.loop{name}", vars(section))
+        rules.check_rules(rules.loop_rules(self))
+
     @property
     def exits(self) -> bool:
         """Whether there is a prediction after each loop."""
@@ -202,7 +189,7 @@ class LoopSettings:
     @property
     def layers(self) -> int:
         """Number of blocks as they are stored, where each layer's loops share all parts."""
-        return self.prelude + self.coda + sum(group.layers for group in self.groups())
+        return self.prelude + self.coda + sum(len(set(group.order)) for group in self.groups())
 
     @property
     def own_router(self) -> bool:
@@ -255,9 +242,8 @@ class LoopSettings:
             yield Visit(next(index), block)
         pairs = zip(self.groups(), self.groups(train=train), strict=True)
         for number, (trained, group) in enumerate(pairs):
-            for loop, (place, layer) in itertools.product(
-                range(group.loops), enumerate(group.order)
-            ):
+            places = enumerate(group.order)
+            for loop, (place, layer) in itertools.product(range(group.loops), places):
                 block = trained.first + loop % trained.loops * trained.period + place
                 yield Visit(next(index), block, number, layer, loop, place)
         for block in range(self.depth - self.coda, self.depth):
@@ -270,14 +256,7 @@ def parse_loop(section: Mapping[str, Any]) -> LoopSettings:
     Raises:
       BadInputError: a field is unknown, has an unknown value or does not fit another.
     """
-    core = groups_of(section.get("core"))
-    loop = parse_section(LoopSettings, {**section, "core": core}, place=LOOP)
-    for name, choices in CHOICES.items():
-        *inner, field = name.split(".")
-        value = getattr(getattr(loop, inner[0]) if inner else loop, field)
-        choose(dict.fromkeys(choices), value, field=f"{LOOP}.{name}")
-    check_rules(loop_rules(loop))
-    return loop
+    return rules.parse_section(LoopSettings, {"core": None, **section}, place=rules.LOOP)
 
 
 def groups_of(core: Any) -> tuple[tuple[int | str, int], ...]:
@@ -286,26 +265,22 @@ def groups_of(core: Any) -> tuple[tuple[int | str, int], ...]:
         groups = tuple((layers, loops) for layers, loops in core)
     except (TypeError, ValueError):
         groups = ()
-    for layers, loops in groups:
-        known = is_count(layers) or (isinstance(layers, str) and order_of(layers))
-        if not (known and is_count(loops)):
-            groups = ()
-    if not groups:
-        raise BadInputError(
-            f"{LOOP}.core={core!r}: give (layers, loops) of each group, both from 1 to "
-            f'{MOST_STEPS}, such as ((1, 12),), or letters for layers: (("ABCBA", 1),)'
-        )
-    return groups
+    if groups and all(order_of(layers) and is_count(loops) for layers, loops in groups):
+        return groups
+    raise BadInputError(
+        f"{rules.LOOP}.core={core!r}: give (layers, loops) of each group, both from 1 to "
+        f'{rules.MOST_STEPS}, such as ((1, 12),), or letters for layers: (("ABCBA", 1),)'
+    )
 
 
 def is_count(number: Any) -> bool:
     """Whether this is a number of layers or loops."""
-    return type(number) is int and 1 <= number <= MOST_STEPS
+    return type(number) is int and 1 <= number <= rules.MOST_STEPS
 
 
 def order_of(layers: int | str) -> tuple[int, ...]:
-    """Returns a group's layers in their order: (0, 1, 2) for 3, (0, 1, 0) for "ABA"."""
-    if type(layers) is int:
-        return tuple(range(layers))
-    letters = list(dict.fromkeys(layers)) if layers.isalpha() else []
-    return tuple(map(letters.index, layers)) if letters else ()
+    """Returns a group's layers in their order: (0, 1, 2) for 3, (0, 1, 0) for "ABA", () for ""."""
+    if isinstance(layers, str) and layers.isalpha():
+        letters = list(dict.fromkeys(layers))
+        return tuple(map(letters.index, layers))
+    return tuple(range(layers)) if is_count(layers) else ()

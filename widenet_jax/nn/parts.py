@@ -1,8 +1,9 @@
-"""What all ways to run a stack of blocks share: its parts, the start of its core, joined aux."""
+"""What all ways to run a stack of blocks share: inputs, parts, the start of a core, joined aux."""
 
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -13,9 +14,30 @@ from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.loop import Step
 from widenet_jax.typing import Array, Aux
 
+Outputs = tuple[Array, Aux, Array | None]  # x, aux and the next memory
 NOISE_STD = math.sqrt(2 / 5)  # of a state that starts as noise (arXiv:2502.05171)
 # The name of the norm after a branch, by `norm_position`; others than "post" have one before it.
 NORMS_AFTER = {"post": "norm_{}", "sandwich": "norm_{}_out"}
+
+
+class Inputs(NamedTuple):
+    """What a stack is called with beside the state and the memory.
+
+    Attributes:
+      seen: which other tokens attention sees: mask and segment_ids, or memory_length.
+      mask: [B, T] True for real tokens.
+      train: with dropout and routing noise.
+      loops: int32: how often groups loop; None: as the core says.
+      entry: [B, T, D] the state before the core, in the core.
+      loop_numbers: [steps] int32, for a piece of the core.
+    """
+
+    seen: dict
+    mask: Array | None
+    train: bool
+    loops: Array | None = None
+    entry: Array | None = None
+    loop_numbers: Array | None = None
 
 
 class Parts:
@@ -98,8 +120,8 @@ class Parts:
         return self._built[scope]
 
 
-def begin_core(stack: nn.Module, start: str, x: Array, *, train: bool) -> tuple[Array, Array]:
-    """Returns the state with which the core of a stack begins, and the entry: the state before it.
+def begin_core(stack: nn.Module, start: str, x: Array, *, train: bool) -> Array:
+    """Returns the state with which the core of a stack begins, given the state before it.
 
     Args:
       stack: the module that is being called; noise in training is of its stream "router".
@@ -107,16 +129,14 @@ def begin_core(stack: nn.Module, start: str, x: Array, *, train: bool) -> tuple[
       x: [B, T, D].
       train: with noise of the step.
     """
-    if start == "prelude":
-        return x, x
-    if start == "zeros":
-        return jnp.zeros_like(x), x
+    if start != "noise":
+        return x if start == "prelude" else jnp.zeros_like(x)
     drawn = train and stack.has_rng("router")
     key = stack.make_rng("router") if drawn else jax.random.key(0)
     # In evaluation of each example alike, wherever it stands in a batch.
     shape = x.shape if drawn else x.shape[1:]
     noise = NOISE_STD * jax.random.truncated_normal(key, -3.0, 3.0, shape)
-    return jnp.broadcast_to(noise, x.shape).astype(x.dtype), x
+    return jnp.broadcast_to(noise, x.shape).astype(x.dtype)
 
 
 def over_operations(join: Callable, auxes: list[Aux]) -> Aux:

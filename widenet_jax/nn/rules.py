@@ -9,7 +9,9 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from widenet_jax.errors import BadInputError, check_fields
+from widenet_jax.config.fields import limits
+from widenet_jax.config.files import configs_module
+from widenet_jax.errors import BadInputError, check_fields, check_range, choose
 
 if TYPE_CHECKING:
     from widenet_jax.nn.loop_settings import LoopSettings
@@ -46,12 +48,33 @@ def parse_section(kind: type, section: Mapping[str, Any], *, place: str) -> Any:
     return kind(**values)
 
 
+def check_values(section: str, values: Mapping[str, Any]) -> None:
+    """Raises BadInputError where a value is outside the limits or choices of its field's row.
+
+    Args:
+      section: of the config, such as "model.moe"; a field without a row there has the model's.
+      values: by field.
+    """
+    rows = configs_module("defaults").MODELS
+    rows = rows["model"] | rows.get(section, {})
+    for name, value in values.items():
+        default, _, *bounds = rows.get(name, (None, ""))
+        field = f"config.{section}.{name}"
+        if bounds and isinstance(bounds[0], tuple):
+            choose(dict.fromkeys(bounds[0]), value, field=field)
+        elif type(default) in (int, float):
+            check_range(field, value, *limits(rows[name], default))
+
+
+def between(field: str, value: float, low: float, high: float) -> Row:
+    """Returns the rule that a number, of the field config.model.FIELD, is in a range."""
+    line = f"config.model.{field}={value} must be between {low:.10g} and {high:.10g}"
+    return not low <= value <= high, line
+
+
 def loop_rules(loop: "LoopSettings") -> Iterator[Row]:
     """Yields the rules of a loop by itself."""
-    yield (
-        not 1 <= loop.depth <= MOST_STEPS,
-        f"{LOOP}: the number of steps={loop.depth} must be between 1 and {MOST_STEPS}",
-    )
+    yield between("loop: the number of steps", loop.depth, 1, MOST_STEPS)
     yield (
         loop.start != "prelude" and loop.inject == "none",
         f"{LOOP}.start={loop.start} needs {LOOP}.inject=add or linear; without, the core sees "
@@ -66,21 +89,19 @@ def loop_rules(loop: "LoopSettings") -> Iterator[Row]:
         loop.routing == "first" and loop.tie.router == "none",
         f"{LOOP}.routing=first uses the first loop's router alone; set {LOOP}.tie.router=loops",
     )
-    changes, looping = loop.other_counts(), [loops for _, loops in loop.core if loops > 1]
-    for setting in changes[:1]:
-        untied, fewest = loop.untied(), min(looping, default=1)
-        yield (
-            untied,
-            f"{LOOP}.{setting} needs the same weights in each loop, and {LOOP}.tie."
-            f"{untied and untied[0]} is none; train with loops or core",
-        )
+    counts, looping = loop.counts, [loops for _, loops in loop.core if loops > 1]
+    for setting in loop.other_counts()[:1]:
+        for part in loop.untied():
+            yield (
+                True,
+                f"{LOOP}.{setting} needs the same weights in each loop, and {LOOP}.tie.{part} is "
+                "none; train with loops or core",
+            )
         yield not looping, f"{LOOP}.{setting} has no effect: no group of the core loops"
         knows = "embed=True" if loop.embed else f"condition={loop.condition}"
-        yield (
-            (loop.embed or loop.condition != "none")
-            and (loop.counts.train == "poisson" or loop.counts.eval > fewest),
-            f"{LOOP}.{setting}: {LOOP}.{knows} knows {fewest} loops and no more",
-        )
+        if counts.train == "poisson" or counts.eval > min(looping):
+            known = f"{LOOP}.{knows} knows {min(looping)} loops and no more"
+            yield knows != "condition=none", f"{LOOP}.{setting}: {known}"
     yield (
         loop.exit.rule == "gate" and loop.exit.loss != "expected",
         f"{LOOP}.exit.rule=gate needs {LOOP}.exit.loss=expected, which trains it",
@@ -90,7 +111,7 @@ def loop_rules(loop: "LoopSettings") -> Iterator[Row]:
         f"{LOOP}.exit needs one group that loops, and {LOOP}.core={loop.core} has {len(looping)}",
     )
     yield (
-        loop.exits and (loop.counts.train != "fixed" or loop.routing != "own"),
+        loop.exits and (counts.train != "fixed" or loop.routing != "own"),
         f"{LOOP}.exit needs {LOOP}.counts.train=fixed and routing=own",
     )
 
@@ -132,15 +153,14 @@ def stacked_loop_rules(stack: Any) -> Iterator[Row]:
             f"{LOOP}.{change} needs the same feed-forwards in each loop of a group; "
             f"config.model.ffn_blocks={stack.ffn_blocks} gives others: give all",
         )
-    yield (
-        loop.exits and not stack.exits,
-        f"{LOOP}.exit needs a language model without a memory (config.model.attention.name=full)",
-    )
-    yield (
-        loop.exits and not (stack.unroll and stack.remat == "none"),
-        f"{LOOP}.exit needs config.model.unroll=true and config.model.remat=none",
-    )
-    yield loop.exits and stack.routing_groups, f"{LOOP}.exit needs config.model.routing_groups=0"
+    plain = stack.unroll and stack.remat == "none"
+    needs_of_exits = {
+        "a language model without a memory (config.model.attention.name=full)": stack.exits,
+        "config.model.unroll=true and config.model.remat=none": plain,
+        "config.model.routing_groups=0": not stack.routing_groups,
+    }
+    for need, met in needs_of_exits.items():
+        yield loop.exits and not met, f"{LOOP}.exit needs {need}"
     yield (
         loop.own_router and not stack.routes,
         f"{LOOP}.tie.router={loop.tie.router} has no effect on config.model.ffn={stack.ffn}, "
