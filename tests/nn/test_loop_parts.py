@@ -99,7 +99,7 @@ def test_norms_that_know_their_loop(condition: str):
 def test_a_core_that_begins_with_noise():
     """The same in each evaluation, another with each key of training; std sqrt(2/5)."""
     model = blocks(LOOPED | {"start": "noise"}, ffn="mlp")
-    noise = begin_core(model, "noise", jnp.zeros((4, 50, 64)), train=False)
+    noise = begin_core(model, jnp.zeros((4, 50, 64)), train=False)
     np.testing.assert_allclose(float(noise.std()), 0.6325 * 0.9866, rtol=0.02)  # cut at 3 std
     np.testing.assert_array_equal(noise[0], noise[3])  # of an example alike in all batches
     params = compiled.init(model, X)

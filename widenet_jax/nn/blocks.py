@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.loop import Step
-from widenet_jax.nn.parts import Inputs, Outputs, Parts, begin_core, over_operations
+from widenet_jax.nn.parts import NORM_PLACES, Inputs, Outputs, Parts, begin_core, over_operations
 from widenet_jax.param_names import NORM_OUT
 from widenet_jax.typing import Array
 
@@ -87,14 +87,15 @@ class Blocks(BlockSettings):
     ) -> Outputs:
         """Runs some steps, one block after the other, with the parts of the stack."""
         seen, mask, train, _, entry, loop_numbers = inputs
-        peri, auxes, memories, routings = self.norm_position == "peri", [], [], {}
+        norms, peri = NORM_PLACES[self.norm_position], self.norm_position == "peri"
+        auxes, memories, routings = [], [], {}
         for step in steps:
             loop = step.loop if loop_numbers is None else loop_numbers[step.index]
-            before, after = partial(parts.before, step, loop), partial(parts.after, step, loop)
+            before, after = (partial(parts.normed, step, loop, name) for name in norms)
             attention, ffn, router = parts.of(step)
             with jax.named_scope(f"block_{step.index:02d}"):
                 if entry is None and step.index == self.loop.prelude:
-                    x, entry = begin_core(self, self.loop.start, x, train=train), x
+                    x, entry = begin_core(self, x, train=train), x
                 x = parts.begin(step, loop, x, entry)
                 if memory is not None:
                     old = memory[:, step.index]

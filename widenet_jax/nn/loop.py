@@ -10,7 +10,6 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,48 +78,47 @@ def steps_of(
       norms_out: whether norms follow attention and feed-forward, too.
       train: as in training; evaluation may have other numbers of loops, with the same weights.
     """
-    runs = Counter((visit.group, visit.layer) for visit in loop.walk())
+    runs, tie = Counter((visit.group, visit.layer) for visit in loop.walk()), loop.tie
     lone = sum(group is not None for group, _ in runs) == 1
 
-    def scope(visit: Visit, part: str, tie: str) -> str:
-        if visit.group is None or tie == "none":
-            return block_part(visit.block, part)
-        if lone or tie == "core":
+    def scope(visit: Visit, part: str, tied: str) -> str:
+        own = visit.group is None or tied == "none"
+        if not own and (lone or tied == "core"):
             return part
-        if runs[visit.group, visit.layer] > 1:
-            return core_part(visit.group, visit.layer, part)
-        return block_part(visit.block, part)
+        if own or runs[visit.group, visit.layer] == 1:
+            return block_part(visit.block, part)
+        return core_part(visit.group, visit.layer, part)
 
     def step(visit: Visit) -> Step:
         ffn, norms = ffns[visit.block], ["norm_attention", "norm_ffn"]
         norms += ["norm_attention_out", "norm_ffn_out"] if norms_out else []
-        scopes = {"attention": scope(visit, "attention", loop.tie.attention)}
-        scopes |= {"ffn": scope(visit, ffn, loop.tie.experts)}
-        scopes |= {part: scope(visit, part, loop.tie.norms) for part in norms}
+        scopes = {part: scope(visit, part, tie.norms) for part in norms}
+        scopes |= {"attention": scope(visit, "attention", tie.attention)}
+        scopes |= {"ffn": scope(visit, ffn, tie.experts)}
         if loop.own_router and ffn != PLAIN:
-            scopes["router"] = scope(visit, "router", loop.tie.router)
-        of_core = {} if visit.group is None else core_fields(loop, visit)
-        if visit.index % blocks_per_routing:
-            of_core["follows"] = visit.index - 1
-        return Step(visit.index, ffn, tuple(scopes.items()), visit.loop, **of_core)
+            scopes["router"] = scope(visit, "router", tie.router)
+        follows = visit.index - 1 if visit.index % blocks_per_routing else None
+        plain = Step(visit.index, ffn, tuple(scopes.items()), visit.loop, follows)
+        return plain if visit.group is None else in_core(plain, loop, visit)
 
     return tuple(map(step, loop.walk(train=train)))
 
 
-def core_fields(loop: LoopSettings, visit: Visit) -> dict[str, Any]:
-    """Returns the fields of a step of the core that other steps have not."""
-    group, fields = loop.groups()[visit.group], {}
-    if visit.place == 0 and (loop.embed or loop.inject != "none"):
-        fields["begins"] = visit.group
-    if visit.place == group.period - 1 and loop.state_norm:
-        fields["ends"] = visit.group
-    if visit.loop and loop.routing == "first":
-        fields["follows"] = visit.index - visit.loop * group.period
-    if loop.condition != "none":
-        most = max(loops for _, loops in loop.core)
-        fields["condition_loops"] = most if loop.tie.norms == "core" else group.loops
-    scale = RESIDUAL_SCALES[loop.residual_scale](group.loops, len(set(group.order)))
-    return fields | {"scale": scale}
+def in_core(step: Step, loop: LoopSettings, visit: Visit) -> Step:
+    """Returns a step with what it has as one of the core."""
+    group, most = loop.groups()[visit.group], max(loops for _, loops in loop.core)
+    begins = visit.place == 0 and (loop.embed or loop.inject != "none")
+    ends = visit.place == group.period - 1 and loop.state_norm
+    norm_loops = most if loop.tie.norms == "core" else group.loops
+    as_first = visit.index - visit.loop * group.period
+    return dataclasses.replace(
+        step,
+        follows=as_first if visit.loop and loop.routing == "first" else step.follows,
+        begins=visit.group if begins else None,
+        ends=visit.group if ends else None,
+        scale=RESIDUAL_SCALES[loop.residual_scale](group.loops, len(set(group.order))),
+        condition_loops=0 if loop.condition == "none" else norm_loops,
+    )
 
 
 def places_of(steps: Sequence[Step]) -> dict[str, list[int]]:

@@ -48,7 +48,7 @@ def run_exits(stack: BlockSettings, x: Array, memory: None, inputs: Inputs) -> O
     for start, end in itertools.pairwise([0, *ends]):
         if start == loop.prelude and inputs.entry is None:
             inputs = inputs._replace(entry=x)
-            x = begin_core(stack, loop.start, x, train=inputs.train)
+            x = begin_core(stack, x, train=inputs.train)
         if some := steps[start:end]:
             x, aux, _ = run(some, x, None, inputs)
             auxes.append(aux)
@@ -100,7 +100,7 @@ def run_pieces(stack: BlockSettings, x: Array, memory: Array | None, inputs: Inp
         stretches = [*stretches_of(pieces[:core]), *stretches_of(pieces[core:], core)]
     for first, period, repeats in (stretch for stretch in stretches if stretch[1]):
         if first == core:
-            x, entry = begin_core(stack, loop.start, x, train=inputs.train), x
+            x, entry = begin_core(stack, x, train=inputs.train), x
         some, of_some = pieces[first : first + period], rows[first : first + period * repeats]
         run = partial(run_some, some=some, entry=entry, looped=repeats > 1)
         if inputs.loops is not None and repeats > 1:

@@ -16,8 +16,13 @@ from widenet_jax.typing import Array, Aux
 
 Outputs = tuple[Array, Aux, Array | None]  # x, aux and the next memory
 NOISE_STD = math.sqrt(2 / 5)  # of a state that starts as noise (arXiv:2502.05171)
-# The name of the norm after a branch, by `norm_position`; others than "post" have one before it.
-NORMS_AFTER = {"post": "norm_{}", "sandwich": "norm_{}_out"}
+# The names of the norms before and after a branch, by `norm_position`; "" for none.
+NORM_PLACES = {
+    "pre": ("norm_{}", ""),
+    "post": ("", "norm_{}"),
+    "sandwich": ("norm_{}", "norm_{}_out"),
+    "peri": ("norm_{}", ""),
+}
 
 
 class Inputs(NamedTuple):
@@ -73,17 +78,6 @@ class Parts:
         build = partial(LoopStart, settings.inject, vectors, self._dtype)
         return self._get(f"core_{step.begins}_start", build)(x, entry, loop)
 
-    def before(self, step: Step, loop: Array | int, branch: str, x: Array) -> Array:
-        """Returns x as a branch, "attention" or "ffn", reads it: normed, but for post-norm."""
-        if self._stack.norm_position == "post":
-            return x
-        return self._normed(step, loop, f"norm_{branch}", x)
-
-    def after(self, step: Step, loop: Array | int, branch: str, x: Array) -> Array:
-        """Returns x to which a branch was added: normed, where norms follow."""
-        name = NORMS_AFTER.get(self._stack.norm_position)
-        return self._normed(step, loop, name.format(branch), x) if name else x
-
     def end(self, step: Step, x: Array) -> Array:
         """Returns the state with which a step ends: normed where its loop ends with a norm."""
         return x if step.ends is None else self.norm(f"core_{step.ends}_norm_state")(x)
@@ -102,9 +96,19 @@ class Parts:
         build, epsilon = NORMS[self._stack.norm], self._stack.norm_epsilon
         return self._get(scope, partial(build, epsilon=epsilon, dtype=self._dtype))
 
-    def _normed(self, step: Step, loop: Array | int, part: str, x: Array) -> Array:
-        """Applies a norm, modulated by the number of the loop where norms know it."""
-        scope, stack = dict(step.scopes)[part], self._stack
+    def normed(self, step: Step, loop: Array | int, name: str, branch: str, x: Array) -> Array:
+        """Applies the norm before or after a branch, modulated where norms know their loop.
+
+        Args:
+          step: with the norm's scope.
+          loop: k.
+          name: in `NORM_PLACES`; "" leaves x as it is.
+          branch: "attention" or "ffn".
+          x: [B, T, D].
+        """
+        if not name:
+            return x
+        scope, stack = dict(step.scopes)[name.format(branch)], self._stack
         y = self.norm(scope)(x)
         if not step.condition_loops:
             return y
@@ -120,17 +124,13 @@ class Parts:
         return self._built[scope]
 
 
-def begin_core(stack: nn.Module, start: str, x: Array, *, train: bool) -> Array:
+def begin_core(stack: BlockSettings, x: Array, *, train: bool) -> Array:
     """Returns the state with which the core of a stack begins, given the state before it.
 
-    Args:
-      stack: the module that is being called; noise in training is of its stream "router".
-      start: `LoopSettings.start`.
-      x: [B, T, D].
-      train: with noise of the step.
+    Noise in training is of the random stream "router".
     """
-    if start != "noise":
-        return x if start == "prelude" else jnp.zeros_like(x)
+    if stack.loop.start != "noise":
+        return x if stack.loop.start == "prelude" else jnp.zeros_like(x)
     drawn = train and stack.has_rng("router")
     key = stack.make_rng("router") if drawn else jax.random.key(0)
     # In evaluation of each example alike, wherever it stands in a batch.
