@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from compiled import apply, equations_in
 
-from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.block_settings import block_indices
 from widenet_jax.nn.blocks import Blocks
@@ -147,11 +146,6 @@ def test_which_blocks_have_experts(rule: str, blocks: tuple):
     assert block_indices(rule, 6) == blocks
 
 
-def test_an_index_of_no_block_is_refused():
-    with pytest.raises(BadInputError, match="there is no block 6 in a depth of 6"):
-        block_indices((0, 6), 6)
-
-
 # Two periods each; "the last block" is a single one, of unequal blocks.
 STACKS = {
     "routing groups": WIDENET | {"depth": 4, "routing_groups": 2},
@@ -229,9 +223,3 @@ def test_every_block_routes_by_its_own_random_numbers():
     assert first.sum() == second.sum() == X.shape[0] * T * 2
     assert (first != second).any()
     assert aux["sums"]["entropy"][0] != aux["sums"]["entropy"][1]
-
-
-def test_routing_groups_need_a_router():
-    with pytest.raises(BadInputError, match=r"routing_groups=3 has no effect on .*=mlp,"):
-        encoder(routing_groups=3).check()
-    encoder(**WIDENET, routing_groups=3).check()

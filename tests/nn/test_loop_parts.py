@@ -9,7 +9,6 @@ from compiled import apply
 from test_blocks import X
 from test_loop import TIED, blocks
 
-from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.loop import draw_loops
 from widenet_jax.nn.loop_runs import run_counted
@@ -225,11 +224,6 @@ def test_how_many_loops_are_drawn():
     assert counts.tolist() == [0, 25, 25, 25, 25]
 
 
-def test_norms_of_what_is_read_need_a_router():
-    with pytest.raises(BadInputError, match="norm_position=peri normalises what routers read"):
-        blocks({"core": ((1, 2),)}, ffn="mlp", norm_position="peri").check()
-
-
 def test_loops_that_take_the_experts_of_the_first():
     """A core of one layer: as one routing group; of two layers each follows its own first loop."""
     loop = {"core": ((1, 3),), "tie": TIED}
@@ -241,5 +235,3 @@ def test_loops_that_take_the_experts_of_the_first():
     assert aux["loss"].shape == aux_of_group["loss"].shape == (1,)
     steps = blocks({"prelude": 1, "core": ((2, 3),), "tie": TIED, "routing": "first"}).steps()
     assert [step.follows for step in steps] == [None, None, None, 1, 2, 1, 2]
-    with pytest.raises(BadInputError, match=r"routing=first needs config\.model\.remat=none"):
-        blocks(loop | {"routing": "first"}, remat="block").check()
