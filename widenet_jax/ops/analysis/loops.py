@@ -5,7 +5,6 @@ blocks that run it, loop by loop. A layer that runs twice in a loop (ABA) has tw
 """
 
 import dataclasses
-import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -120,15 +119,15 @@ def all_change(a: Array, b: Array) -> Array:
 
 def choices_of(usage: ExpertUsage, rows: Sequence[int]) -> dict[str, np.ndarray]:
     """Returns how the visits of a place, `rows` of the usage, choose: see `measure_loops`."""
-    pairs = np.stack([usage.pairs[row] for row in rows])
-    joint = usage.together / usage.together[0, 0].sum()
+    pairs, together = usage.pairs[list(rows)], usage.together[np.ix_(rows, rows)]
+    joint = together / usage.together[0, 0].sum()  # [visits, visits, E, E]
     first = np.einsum("aaee->ae", joint)
-    following = list(itertools.pairwise(rows))
+    same = [np.trace(joint[k, k + 1]) for k in range(len(rows) - 1)]
     return {
         "load_spread": spread(pairs),
         "load_spread_of_all": spread(pairs.sum(axis=0)),
-        "first_changes": np.array([1 - np.trace(joint[a, b]) for a, b in following]),
-        "first_changes_by_chance": np.array([1 - first[a] @ first[b] for a, b in following]),
+        "first_changes": 1 - np.array(same),
+        "first_changes_by_chance": 1 - (first[:-1] * first[1:]).sum(axis=1),
     }
 
 
