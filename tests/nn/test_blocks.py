@@ -50,28 +50,18 @@ def shapes(model: Blocks) -> dict:
 WIDENET = {"tied": "attention experts", "ffn": "moe"}
 
 
-def test_widenet_owns_its_norms_and_shares_the_rest():
-    names = set(shapes(encoder(**WIDENET)))
-    norms = {f"block_0{i}_norm_{kind}" for i in range(3) for kind in ("attention", "ffn")}
-    assert names == norms | {"attention", "moe", "norm_out"}
-
-
 @pytest.mark.parametrize(
-    ("attention", "ffn", "norms"),
-    [(False, False, False), (False, True, True), (True, False, False)],
+    ("tied", "ffn"),
+    [("", "mlp"), ("attention", "mlp"), ("experts norms", "mlp"), ("attention experts", "moe")],
 )
-def test_three_switches(attention: bool, ffn: bool, norms: bool):
-    ties = {"attention": attention, "experts": ffn, "norms": norms}
-    model = encoder(tied=" ".join(part for part, tied in ties.items() if tied))
-
-    def expected(shared: bool, *kinds: str) -> set[str]:
-        if shared:
-            return set(kinds)
-        return {f"block_0{i}_{kind}" for i in range(3) for kind in kinds}
-
-    names = expected(attention, "attention") | expected(ffn, "mlp")
-    names |= expected(norms, "norm_attention", "norm_ffn") | {"norm_out"}
-    assert set(shapes(model)) == names
+def test_what_each_block_owns(tied: str, ffn: str):
+    """WideNet's blocks own their norms and share the rest."""
+    names = {"norm_out"}
+    kinds = {"attention": ["attention"], "experts": [ffn], "norms": ["norm_attention", "norm_ffn"]}
+    for part, scopes in kinds.items():
+        own = [f"block_0{i}_{scope}" for i in range(3) for scope in scopes]
+        names |= set(scopes if part in tied.split() else own)
+    assert set(shapes(encoder(tied=tied, ffn=ffn))) == names
 
 
 @pytest.mark.parametrize(("groups", "operations"), [(3, 3), (1, 1)])

@@ -27,7 +27,6 @@ RESIDUAL_SCALES = {
     "1/loops": lambda loops, layers: 1 / loops,
     "1/(loops*sqrt(layers))": lambda loops, layers: 1 / (loops * math.sqrt(layers)),
 }
-LIKE_EXPERTS = "experts"  # a router's tie: the experts' own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Tie:
 
     attention: str = "loops"
     experts: str = "loops"
-    router: str = LIKE_EXPERTS
+    router: str = "experts"
     norms: str = "none"
 
 
@@ -194,7 +193,7 @@ class LoopSettings:
     @property
     def own_router(self) -> bool:
         """Whether routers stand apart from the experts, as they have another tie."""
-        return self.tie.router not in (LIKE_EXPERTS, self.tie.experts)
+        return self.tie.router not in ("experts", self.tie.experts)
 
     @property
     def text(self) -> str:
