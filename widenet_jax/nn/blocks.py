@@ -1,8 +1,8 @@
 """The sharing loop: a stack of transformer blocks that own or share their parts.
 
 A vanilla transformer shares nothing; ALBERT shares attention, feed-forward and norms; WideNet
-shares attention and a mixture of experts and gives each block its own norms. `loop` has the
-grammar of these and of others.
+shares attention and a mixture of experts and gives each block its own norms. `loop_settings`
+has the grammar of these and of others.
 """
 
 from collections.abc import Callable, Sequence
