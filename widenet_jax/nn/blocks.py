@@ -119,8 +119,8 @@ class Blocks(BlockSettings):
                     routings[step.index] = output.routing
                 x = parts.end(step, after("ffn", x))
                 self.sow("intermediates", "state", x)  # nothing, unless an analysis asks
-        memory = jnp.stack(memories, axis=1) if memories else None
-        return x, over_operations(jnp.stack, auxes), memory
+        aux = over_operations(jnp.stack, auxes)
+        return x, aux, jnp.stack(memories, axis=1) if memories else None
 
 
 def scaled(branch: Array, scale: float) -> Array:
