@@ -19,7 +19,7 @@ from widenet_jax.nn.build import (
     parameter_shapes,
     traced_once,
 )
-from widenet_jax.nn.loop import Loop, places_of
+from widenet_jax.nn.loop import places_of
 from widenet_jax.ops.plan import printed
 from widenet_jax.param_names import split_block_part
 from widenet_jax.run.tables import text_table
@@ -148,12 +148,11 @@ def text_row(of: printed.PrintedText) -> dict[str, Any]:
 def language_row(of: printed.PrintedCount) -> dict[str, Any]:
     """Returns the row of a language model; `note` says what is solved for equal parameters."""
     fields = model_section(of.variant)
-    depth = Loop.of(fields["loop"]).depth
-    inputs = TOKENS | shapes(jnp.int32, memory_length=(1,))
-    inputs |= shapes(jnp.float32, memory=(1, depth, 8, fields["embed_dim"]))
     model = build_model(fields, vocab_size=of.vocab_size)
+    inputs = TOKENS | shapes(jnp.int32, memory_length=(1,))
+    inputs |= shapes(jnp.float32, memory=(1, model.depth, 8, model.embed_dim))
     params = count_parameters(parameter_shapes(model, inputs))
-    theirs, figure = params + 2 * depth, of.params or 0
+    theirs, figure = params + 2 * model.depth, of.params or 0
     agrees = abs(theirs - figure) <= (0 if figure % 10_000 else 5000)
     row = row_of(of, "sigma-MoE", (params, params), figure / 1e6 or None, agrees)
     return row | {"note": f"{sizes_text(fields)}; the paper has 2 scalars a block more: {theirs:,}"}

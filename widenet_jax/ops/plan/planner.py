@@ -14,7 +14,6 @@ from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
-from widenet_jax.nn.loop import Loop
 from widenet_jax.nn.moe.layer import dispatch_methods
 from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.hlo import parse
@@ -263,8 +262,8 @@ def forward_flops(model: Mapping, inputs: Shapes, **model_fields: int | str) -> 
         name: attention + method(module.build_ffn(name), "forward_flops", f"ffn={name}")(*sizes)
         for name in names
     }
-    runs = Loop.of(module.loop).runs()
-    return outside + sum(n * blocks[name] for n, name in zip(runs, names, strict=True))
+    runs = zip(module.loop.runs(), names, strict=True)
+    return outside + sum(n * blocks[name] for n, name in runs)
 
 
 def method(part: nn.Module, name: str, field: str) -> Callable[..., int]:
