@@ -135,17 +135,30 @@ def make_tfds(
     """
     import tensorflow_datasets as tfds
 
-    version = folder / "tiny" / "1.0.0"
-    version.mkdir(parents=True)
     image = tfds.features.Image(shape=(None, None, 3))
     features = {"image": image, "label": tfds.features.ClassLabel(names=list(names))}
-    tfds.features.FeaturesDict(features).save_config(str(version))
+    made = {}
+    for split, shards in splits.items():
+        images = map(png, itertools.count())
+        made[split] = [
+            [tfds_record(image=next(images), label=label) for label in labels] for labels in shards
+        ]
+    return write_tfds(folder, made, features)
+
+
+def write_tfds(
+    folder: Path, splits: Mapping[str, Sequence[Sequence[bytes]]], features: Mapping[str, object]
+) -> Path:
+    """Writes a set of features from the records of each shard; see `make_tfds`."""
+    import tensorflow_datasets as tfds
+
+    version = folder / "tiny" / "1.0.0"
+    version.mkdir(parents=True)
+    tfds.features.FeaturesDict(dict(features)).save_config(str(version))
     described = {"name": "tiny", "version": "1.0.0", "fileFormat": "array_record", "splits": []}
     for split, shards in splits.items():
-        images = itertools.count()
-        for k, labels in enumerate(shards):
+        for k, records in enumerate(shards):
             path = version / f"tiny-{split}.array_record-{k:05d}-of-{len(shards):05d}"
-            records = [tfds_record(image=png(next(images)), label=label) for label in labels]
             write_shard(path, records)
         described["splits"].append({
             "name": split, "numBytes": "1", "shardLengths": [str(len(one)) for one in shards],

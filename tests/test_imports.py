@@ -71,7 +71,10 @@ def test_no_module_imports_itself_through_others():
     names = {name_of(path): path for path in PACKAGE.rglob("*.py")}
     graph: dict[str, set[str]] = {name: set() for name in names}
     for name, path in names.items():
-        nodes = [n for n in ast.walk(tree_of(path)) if isinstance(n, ast.ImportFrom)]
+        every = [*ast.walk(tree_of(path))]
+        ifs = [n for n in every if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
+        for_types = {node for one in ifs for node in one.body}  # which never run
+        nodes = {node for node in every if isinstance(node, ast.ImportFrom)} - for_types
         inside = {(node.module, alias.name) for node in nodes for alias in node.names}
         found = {f"{m}.{own}" if f"{m}.{own}" in names else m for m, own in inside}
         graph[name] = found & names.keys()
@@ -82,7 +85,7 @@ def test_no_module_imports_itself_through_others():
         graph = {
             k: v & graph.keys() for k, v in graph.items() if v & graph.keys() and k in imported
         }
-    assert graph.keys() <= {f"widenet_jax.nn.{name}" for name in ("blocks", "loop_runs")}
+    assert not graph
 
 
 def unit_of(path: Path) -> str:
@@ -132,7 +135,7 @@ def test_a_run_imports_what_it_uses():
     }
     names = {f"{unit}.{name}" for unit, names in later.items() for name in names.split()}
     assert found.isdisjoint(names)
-    assert len(found) <= 75, sorted(found)
+    assert len(found) <= 79, sorted(found)
 
 
 def test_the_root_stays_small():

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import importlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from types import ModuleType
@@ -142,6 +142,12 @@ def known_names(name: str, known: Collection[str], *, within: str = "") -> str:
     return f"{meant}there are {', '.join(within + one for one in known)}"
 
 
+def raise_first(problems: Iterable[str]) -> None:
+    """Raises BadInputError for the first of some problems, if there is any."""
+    for problem in problems:
+        raise BadInputError(problem)
+
+
 def refuse(place: object, *rows: tuple[object, str]) -> None:
     """Raises BadInputError, naming the place, for the first row (wrong, problem) that is wrong."""
     for wrong, problem in rows:
@@ -212,7 +218,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def refusing(what: object, *kinds: type[Exception], advice: str = "") -> Iterator[None]:
-    """Raises BadInputError in place of errors of some kinds: "WHAT (the error's first line)ADVICE".
+    """Raises BadInputError in place of errors of some kinds: "WHAT (`reason_of`)ADVICE".
 
     Such as f"{path}: cannot be opened", OSError. A BadInputError stays as it is.
     """
@@ -221,7 +227,12 @@ def refusing(what: object, *kinds: type[Exception], advice: str = "") -> Iterato
     except BadInputError:
         raise
     except kinds as error:
-        raise BadInputError(f"{what} ({first_line(error)}){advice}") from None
+        raise BadInputError(f"{what} ({reason_of(error)}){advice}") from None
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the first line of an error; of a system's error its reason, without the file."""
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: str) -> None:

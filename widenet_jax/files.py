@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from etils import epath
 
-from widenet_jax.errors import BadInputError, first_line, require
+from widenet_jax.errors import BadInputError, first_line, refuse, require
 
 UNFINISHED = ".tmp"  # suffix of a file that is being written
 LOCK = ".lock"  # in a workdir, held while a process trains there
@@ -68,24 +68,21 @@ def readable(path: str) -> epath.Path:
 
 def check_store(path: str) -> None:
     """Raises BadInputError for a remote path that is not on gs://, or has one of WILDCARDS."""
-    if not is_remote(path):
-        return
-    if not str(path).startswith("gs://"):
-        raise BadInputError(f"{path}: neither a local path nor gs://; copy it to this machine")
-    check_name(path)
+    if is_remote(path):
+        other = not str(path).startswith("gs://")
+        refuse(path, (other, "neither a local path nor gs://; copy it to this machine"))
+        check_name(path)
 
 
 def check_name(path: epath.PathLike) -> None:
     """Raises BadInputError where a path has one of WILDCARDS."""
-    if found := [mark for mark in WILDCARDS if mark in str(path)]:
-        raise BadInputError(
-            f"{path}: {' '.join(found)} in a name would be taken as a wildcard, and other files be "
-            "read and written; choose a name without it"
-        )
+    found = " ".join(mark for mark in WILDCARDS if mark in str(path))
+    effect = "would be taken as a wildcard, and other files be read and written"
+    refuse(path, (found, f"{found} in a name {effect}; choose a name without it"))
 
 
 def require_gcsfs(what: str) -> None:
-    """Raises BadInputError unless gcsfs, which `what` needs, is there; sets it up.
+    """Sets up gcsfs, which `what` needs; raises BadInputError where it is not installed.
 
     With its cache it would answer from the first listing of a directory until the process ends, and
     miss what other hosts, TensorStore and launched runs write and rename there. Without a time
@@ -163,10 +160,8 @@ def is_gone(path: epath.Path) -> bool:
     """
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:  # writing there will tell
-        return False
+    except OSError as error:  # where it is another one, writing there will tell
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
     return False
 
 
@@ -266,8 +261,8 @@ def read_json(path: epath.Path) -> Any:
 def read_object(path: epath.Path) -> dict[str, Any]:
     """Reads a JSON file; raises as `read_json`, also where it holds no object."""
     value = read_json(path)
-    if not isinstance(value, dict):
-        raise BadInputError(f"{path}: holds no JSON object; copy or export it again")
+    odd = not isinstance(value, dict)
+    refuse(path, (odd, "holds no JSON object; copy or export it again"))
     return value
 
 

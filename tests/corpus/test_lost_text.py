@@ -56,45 +56,35 @@ def test_counts_by_hand(made: tuple):
         assert lost_text.shares_of(counts) == shares(expected[None])
 
 
-def test_a_stream_has_the_shares_of_each_split(made: tuple, tmp_path: Path, capsys):
+@pytest.mark.parametrize(
+    ("kind", "flag"), [("stream", "--separator=[SEP]"), ("text", "--format=sentences")]
+)
+def test_a_set_has_the_shares_of_each_split(kind, flag, made: tuple, tmp_path: Path, capsys):
     """Separators are no text; blank lines are lost but for their ends."""
     train, valid = (
         write(tmp_path / name, "\n".join(texts) + "\n\n")
         for name, texts in (("a.txt", TEXTS[:2]), ("b.txt", TEXTS[2:]))
     )
     out = tmp_path / "set"
-    options = ("--tokenizer", made[0], "--separator=[SEP]", "--valid", valid, "--workers=1")
-    assert run("stream", train, "--out", out, *options) == 0
+    options = ("--tokenizer", made[0], "--valid", valid, "--workers=1", flag)
+    assert run(kind, train, "--out", out, *options) == 0
     printed = capsys.readouterr().out
     entries = json.loads((out / "dataset.json").read_text())["splits"]
     for split, counts in (("train", made[1][:2]), ("valid", made[1][2:])):
-        expected, source = shares(counts), open_stream(str(out), split, 1)
-        assert {name: entries[split][name] for name in expected} == expected == source.losses
+        expected = shares(counts)
+        assert {name: entries[split][name] for name in expected} == expected
         unknown, lost = (f"{share:.2%}" for share in expected.values())
         line = f"{unknown} of the tokens are unknown, {lost} of the characters do not"
-        assert line in source.note and line in printed
+        if kind == "text":
+            note = build_source({"source": "text", "path": str(out)}, split).note
+            assert line in note and f"{split}: {note}" in printed
+            continue
+        source = open_stream(str(out), split, 1)
+        assert source.losses == expected and line in source.note and line in printed
         of = f"of the text without the {lost} of its characters that the tokenizer loses"
         of += f", {unknown} of the tokens unknown" * bool(expected["unknown_token_share"] > 0.01)
         assert f"; bits per byte and word perplexity are {of}" in source.note
         assert f"{split}: bits per byte and word perplexity will be {of}\n" in printed
-
-
-def test_a_set_of_chunks_has_the_shares_of_each_split(made: tuple, tmp_path: Path, capsys):
-    train, valid = (
-        write(tmp_path / name, "\n".join(texts) + "\n")
-        for name, texts in (("a.txt", TEXTS[:2]), ("b.txt", TEXTS[2:]))
-    )
-    out = tmp_path / "set"
-    options = ("--tokenizer", made[0], "--valid", valid, "--workers=1", "--format=sentences")
-    assert run("text", train, "--out", out, *options) == 0
-    entries = json.loads((out / "dataset.json").read_text())["splits"]
-    printed = capsys.readouterr().out
-    for split, counts in (("train", made[1][:2]), ("valid", made[1][2:])):
-        expected = shares(counts)
-        assert {name: entries[split][name] for name in expected} == expected
-        note = build_source({"source": "text", "path": str(out)}, split).note
-        assert f"{expected['lost_character_share']:.2%} of the characters do not" in note
-        assert f"{split}: {note}" in printed
 
 
 def test_sets_and_parts_of_an_older_version(made: tuple, tmp_path: Path, capsys):

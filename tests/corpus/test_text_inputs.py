@@ -3,6 +3,7 @@
 import bz2
 import codecs
 import gzip
+import io
 import json
 import lzma
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from preparing import refused, run, write
+from preparing import refused, run, tfds_record, write, write_tfds
 
 from widenet_jax.corpus import inputs, readers
 from widenet_jax.corpus.inputs import documents, plan
@@ -32,58 +33,41 @@ def refuse(capsys, tmp_path: Path, path: Path, *options: object) -> str:
     return message
 
 
-def titles(path: Path) -> Path:
-    parts = [f"= Title {k} =\n\n" + "\n".join(lines) for k, lines in enumerate(PARAGRAPHS)]
-    return write(path / "a.txt", "\n\n".join(parts) + "\n")
+def parquet(column: str = "text") -> bytes:
+    held = io.BytesIO()
+    pq.write_table(pa.table({column: ["\n".join(lines) for lines in PARAGRAPHS]}), held)
+    return held.getvalue()
 
 
-def sentence_lines(path: Path) -> Path:
-    return write(path / "a.txt", "It rained.\nWe stayed.\nHe left.\n\n\nA second text.\n")
-
-
-def json_lines(path: Path) -> Path:
-    rows = [json.dumps({"id": k, "text": "\n".join(ps)}) for k, ps in enumerate(PARAGRAPHS)]
-    return write(path / "a.jsonl", "\n".join(rows))
-
-
-def with_byte_order_mark(path: Path) -> Path:
-    file = titles(path)
-    return write(file, codecs.BOM_UTF8 + file.read_bytes())
-
-
-def wikiextractor(path: Path) -> Path:
-    return json_lines(path).rename(path / "wiki_00")
-
-
-def compressed(path: Path) -> Path:
-    return write(path / "a.jsonl.gz", gzip.compress(json_lines(path).read_bytes()))
-
-
-def parquet(path: Path) -> Path:
-    table = pa.table({"text": ["\n".join(paragraphs) for paragraphs in PARAGRAPHS]})
-    pq.write_table(table, path / "a.parquet")
-    return path / "a.parquet"
-
-
-def table(path: Path) -> Path:
-    rows = ['"' + "\n".join(paragraphs) + '",yes' for paragraphs in PARAGRAPHS]
-    return write(path / "a.csv", "\n".join(["text,label", *rows]))
+TITLES = "\n\n".join(f"= Title {k} =\n\n" + "\n".join(p) for k, p in enumerate(PARAGRAPHS)).encode()
+JSON = "\n".join(json.dumps({"id": 0, "text": "\n".join(lines)}) for lines in PARAGRAPHS).encode()
+TABLE = "\n".join(["text,label", *('"' + "\n".join(p) + '",yes' for p in PARAGRAPHS)]).encode()
 
 
 @pytest.mark.parametrize(
-    "make", [titles, with_byte_order_mark, json_lines, wikiextractor, compressed, parquet, table]
+    ("name", "content"),
+    [
+        ("a.txt", TITLES),
+        ("a.txt", codecs.BOM_UTF8 + TITLES),
+        ("a.jsonl", JSON),
+        ("wiki_00", JSON),  # as of WikiExtractor
+        ("a.jsonl.gz", gzip.compress(JSON)),
+        ("a.parquet", parquet()),
+        ("a.csv", TABLE),
+    ],
 )
-def test_every_format_gives_the_same_documents(tmp_path: Path, make):
-    [unit] = plan([str(make(tmp_path))])
+def test_every_format_gives_the_same_documents(tmp_path: Path, name: str, content: bytes):
+    [unit] = plan([str(write(tmp_path / name, content))])
     found = list(documents(unit))
     assert [list(document.paragraphs) for document in found] == PARAGRAPHS
     assert [document.index for document in found] == [0, 1] and found[0].split
 
 
 def test_a_sentence_a_line(tmp_path: Path):
-    [unit] = plan([str(sentence_lines(tmp_path))], "sentences")
+    lines = "It rained.\nWe stayed.\nHe left.\n\n\nA second text.\n"
+    [unit] = plan([str(write(tmp_path / "a.txt", lines))], "sentences")
     found = list(documents(unit))
-    assert [list(document.paragraphs) for document in found] == [
+    assert [document.paragraphs for document in found] == [
         ["It rained.", "We stayed.", "He left."],
         ["A second text."],
     ]
@@ -108,31 +92,13 @@ def test_many_files_share_units(tmp_path: Path):
 
 
 def test_a_tfds_set(tmp_path: Path):
-    from array_record.python import array_record_module
-
     tfds = pytest.importorskip("tensorflow_datasets")
-
-    features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
-    place = tmp_path / "wiki"
-    place.mkdir()
-    sizes = [2, 1]
-    texts = iter(["One. Two.", "Three.", "Four."])
-    for shard, size in enumerate(sizes):
-        name = place / f"wiki-train.array_record-{shard:05d}-of-00002"
-        writer = array_record_module.ArrayRecordWriter(str(name), "group_size:1")
-        for _ in range(size):
-            writer.write(features.serialize_example(features.encode_example({"text": next(texts)})))
-        writer.close()
-    split = tfds.core.SplitInfo(
-        name="train", shard_lengths=sizes, num_bytes=0,
-        filename_template=tfds.core.ShardedFileTemplate(
-            dataset_name="wiki", split="train", data_dir=place, filetype_suffix="array_record",
-            template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-        ),
-    )  # fmt: skip
-    tfds.folder_dataset.write_metadata(
-        data_dir=place, features=features, split_infos=[split], check_data=False
-    )
+    shards = [
+        [tfds_record(text=text) for text in some]
+        for some in ([b"One. Two.", b"Three."], [b"Four."])
+    ]
+    write_tfds(tmp_path, {"train": shards}, {"text": tfds.features.Text()})
+    place = tmp_path / "tiny" / "1.0.0"
     units = plan([str(place)])
     assert len(units) == 2
     found = [d.paragraphs for unit in units for d in documents(unit)]
@@ -162,6 +128,7 @@ def test_a_tfds_set(tmp_path: Path):
         ("a.jsonl", b'{"text": "One."', "line 1: not valid JSON"),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000, "line 1: not valid JSON (nested too deep"),
         ("a.parquet", b"PAR1 garbage", "not a parquet file"),
+        ("a.parquet", parquet("body"), "no column 'text'; there are body (choose with --text_col"),
         ("a.csv", b"review,stars\na,1\n", "no column 'text'; there are 'review', 'stars' (choose"),
         ("a.tsv", b"text\tstars\na\n", "line 2: 1 columns, and the header names 2"),
     ],
@@ -184,11 +151,6 @@ def test_a_file_without_text_is_refused(tmp_path: Path, capsys):
         message = refused(capsys, "text", path, "--out", out, "--tokenizer", FOLDER)
         assert "split train: no text found" in message
         assert not out.exists()
-
-
-def test_parquet_without_the_column(tmp_path: Path, capsys):
-    message = refuse(capsys, tmp_path, parquet(tmp_path), "--text_column=body")
-    assert "there are text" in message and "--text_column" in message
 
 
 def test_a_column_of_inputs_without_columns(tmp_path: Path, capsys):

@@ -111,15 +111,6 @@ def test_a_huggingface_config_beside_sentencepiece(tmp_path: Path, settings, tex
     assert tokenizer.decode(tokenizer.encode("été A")) == text
 
 
-def test_a_huggingface_config_with_a_mistake_is_one_line(tmp_path: Path, word_piece: Tokenizer):
-    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": "no"}')
-    with pytest.raises(BadInputError, match=r"config\.json: do_lower_case is 'no'; write true or"):
-        load_tokenizer(str(tmp_path))
-    (tmp_path / "tokenizer_config.json").write_text("[")
-    with pytest.raises(BadInputError, match=r"tokenizer_config\.json: "):
-        load_tokenizer(str(tmp_path))
-
-
 def test_words_start_as_in_alberts_code(unigram: Tokenizer):
     """_is_start_piece_sp of create_pretraining_data.py, by the kinds of pieces."""
     table = {unigram.token(k): bool(starts) for k, starts in enumerate(unigram.starts_word)}
@@ -164,6 +155,9 @@ def test_a_pickled_copy_and_one_made_from_the_content_are_the_same(unigram: Toke
         assert copy.sha256 == unigram.sha256
 
 
+LINES = "\n".join(VOCABULARY).encode()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -171,15 +165,29 @@ def test_a_pickled_copy_and_one_made_from_the_content_are_the_same(unigram: Toke
         ("tokenizer.json", b"[" * 100_000, "not a tokenizer (nested too deep"),
         ("tokenizer.json", b'{"model": {"type": "Other"}}', "not a tokenizer.json"),
         ("vocab.txt", b"[PAD]\na\nb\n", "no line [UNK]"),
-        ("vocab.txt", "\n".join([*VOCABULARY, "a"]).encode(), "a piece twice"),
+        ("vocab.txt", LINES + b"\na", "a piece twice"),
         ("x.model", b"garbage", "sentencepiece model"),
         ("x.model", b"", "sentencepiece model"),
+        (
+            "tokenizer_config.json",
+            b'{"do_lower_case": "no"}',
+            "do_lower_case is 'no'; write true or",
+        ),
+        ("tokenizer_config.json", b"[", "tokenizer_config.json: "),
+        ("", b"", "holds no tokenizer ("),
+        ("absent.json", None, "No such file"),
+        ("params.safetensors", None, "holds no tokenizer ("),
     ],
 )
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, name, content, message):
-    (tmp_path / name).write_bytes(content)
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, name, content, message):
+    place = tmp_path / name
+    if name and content is not None:
+        place.write_bytes(content)
+    if name == "tokenizer_config.json":
+        place = tmp_path / "vocab.txt"
+        place.write_bytes(LINES)
     with pytest.raises(BadInputError) as caught:
-        load_tokenizer(str(tmp_path / name))
+        load_tokenizer(str(place))
     assert message in str(caught.value) and name in str(caught.value)
 
 
@@ -188,12 +196,6 @@ def test_a_cut_tokenizer_is_refused(word_piece: Tokenizer):
     del content["model"]["vocab"]["able"]
     with pytest.raises(BadInputError, match="its 10 tokens are not numbered from 0 on"):
         Tokenizer(content, "t.json")
-
-
-def test_a_place_without_a_tokenizer_is_refused(tmp_path: Path):
-    for place in (tmp_path, tmp_path / "absent.json", tmp_path / "params.safetensors"):
-        with pytest.raises(BadInputError, match=r"no tokenizer|No such file"):
-            load_tokenizer(str(place))
 
 
 # --- Against sentencepiece and ALBERT's code, on real text ----------------------------------------

@@ -1,6 +1,5 @@
 """Hosts compare a hash of what they read: the same for a copy, another for other data."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,25 +24,24 @@ def write_folder(root: Path) -> None:
             (root / "train" / name / f"{number}.png").write_bytes(png(10 * value + number))
 
 
-def write_packed(root: Path, first: int = 0) -> None:
+def write_packed(root: Path, first: int) -> None:
     examples = [(i % 2, png(first + i)) for i in range(6)]
     how = {"class_names": ["ant", "bee"], "provenance": {}, "shard_bytes": 2 * len(png(0))}
-    records.write_set(root, {"train": examples}, overwrite=True, **how)
+    records.write_set(root, {"train": examples}, **how)
+
+
+def relink(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/nowhere.png")
 
 
 CHANGES = {
-    "bytes": lambda root: (root / "train" / "ant" / "1.png").write_bytes(png(200)),
-    "a name": lambda root: (root / "train" / "ant" / "1.png").rename(
-        root / "train" / "ant" / "1a.png"
-    ),
-    "classes": lambda root: [
-        os.replace(root / "train" / a, root / "train" / b)
-        for a, b in (("ant", "x"), ("bee", "ant"), ("x", "bee"))
+    "bytes": lambda train: (train / "ant" / "1.png").write_bytes(png(200)),
+    "a name": lambda train: (train / "ant" / "1.png").rename(train / "ant" / "1a.png"),
+    "classes": lambda train: [
+        (train / a).rename(train / b) for a, b in (("ant", "x"), ("bee", "ant"), ("x", "bee"))
     ],
-    "a missing link": lambda root: [
-        (root / "train" / "bee" / "2.png").unlink(),
-        (root / "train" / "bee" / "2.png").symlink_to("/nowhere.png"),
-    ],
+    "a missing link": lambda train: relink(train / "bee" / "2.png"),
 }
 
 
@@ -55,32 +53,28 @@ def test_a_copy_of_a_folder_and_another_folder(tmp_path: Path, change: Callable)
     splits = ("train", "train[:50%]")
     ours = [sha256(tmp_path / "one", "image_folder", split) for split in splits]
     assert [sha256(tmp_path / "two", "image_folder", split) for split in splits] == ours
-    change(tmp_path / "two")
+    change(tmp_path / "two" / "train")
     assert sha256(tmp_path / "two", "image_folder") != ours[0]
 
 
 def test_files_out_of_the_sample_count_by_name_and_size(tmp_path: Path, monkeypatch):
     write_folder(tmp_path)
     monkeypatch.setattr("widenet_jax.data.contents.SAMPLE", 0)
-    hashes = {sha256(tmp_path, "image_folder")}
-    (tmp_path / "train" / "ant" / "0.png").write_bytes(png(0) + b"longer")
+    hashes, ants = {sha256(tmp_path, "image_folder")}, tmp_path / "train" / "ant"
+    (ants / "0.png").write_bytes(png(0) + b"longer")
     hashes.add(sha256(tmp_path, "image_folder"))
-    (tmp_path / "train" / "ant" / "2.png").rename(tmp_path / "train" / "ant" / "3.png")
-    hashes.add(sha256(tmp_path, "image_folder"))
-    assert len(hashes) == 3
+    (ants / "2.png").rename(ants / "3.png")
+    assert len({*hashes, sha256(tmp_path, "image_folder")}) == 3
 
 
-def test_packed_sets(tmp_path: Path, monkeypatch):
+def test_packed_sets(tmp_path: Path):
     """Two sets whose shards have equal names and sizes differ by the examples."""
     for name, first in (("one", 0), ("two", 0), ("other", 100)):
         write_packed(tmp_path / name, first)
     one, two, other = (sha256(tmp_path / name, "array_record") for name in ("one", "two", "other"))
     assert one == two != other
-    assert (
-        build_source({"source": "array_record", "path": str(tmp_path / "one")}, "train")
-        .files()[0]
-        .startswith("train-00000-of-00003.array_record 2 ")
-    )
+    source = build_source({"source": "array_record", "path": str(tmp_path / "one")}, "train")
+    assert source.files()[0].startswith("train-00000-of-00003.array_record 2 ")
 
 
 class Sentences(list):

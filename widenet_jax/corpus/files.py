@@ -10,11 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from etils import epath
-
 from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP, open_input
-from widenet_jax.errors import BadInputError, first_line
-from widenet_jax.files import is_remote
+from widenet_jax.errors import BadInputError, refuse, refusing
 
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # what such a file begins with
@@ -42,36 +39,24 @@ def whole(file: BinaryIO, opens: Callable[[BinaryIO], Any]) -> BinaryIO:
 def first_bytes(path: str) -> bytes:
     """Returns the beginning of a file; raises BadInputError unless it can be read."""
     with opened(path) as file:
-        return guarded(path, lambda: file.read(_BEGINNING))
-
-
-def open_file(path: str) -> BinaryIO:
-    if not is_remote(path):
-        return open_input(path)
-    try:
-        return epath.Path(path).open("rb")
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be opened ({first_line(error)})") from None
+        return file.read(_BEGINNING)
 
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """Opens a file, decompressed if it is compressed."""
-    with open_file(path) as file:
-        beginning = guarded(path, lambda: file.read(max(map(len, _COMPRESSED))))
+    """Opens a file, decompressed if it is compressed.
+
+    Raises:
+      BadInputError: the file cannot be opened; or it is damaged, also where that shows as it is
+        read.
+    """
+    damage = (OSError, EOFError, zlib.error, lzma.LZMAError)
+    with open_input(path) as file, refusing(f"{path}: damaged or cut short", *damage):
+        beginning = file.read(max(map(len, _COMPRESSED)))
         file.seek(0)
-        if beginning.startswith(ZIP):
-            raise BadInputError(f"{path}: a zip archive; unpack it first")
+        refuse(path, (beginning.startswith(ZIP), "a zip archive; unpack it first"))
         found = [opens for mark, opens in _COMPRESSED.items() if beginning.startswith(mark)]
         yield io.BufferedReader(found[0](file)) if found else file
-
-
-def guarded(path: str, read: Callable[[], Any]) -> Any:
-    """Returns what `read` returns; raises BadInputError where the file is damaged."""
-    try:
-        return read()
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise BadInputError(f"{path}: damaged or cut short ({first_line(error)})") from None
 
 
 def decoded(text: bytes, where: str, first_line: int | None = None) -> str:

@@ -2,6 +2,7 @@
 
 import codecs
 import io
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
@@ -10,9 +11,9 @@ from etils import epath
 
 from widenet_jax.corpus import readers
 from widenet_jax.corpus.chunking import Document
-from widenet_jax.corpus.files import NEWLINE, decoded, first_bytes, guarded, opened
+from widenet_jax.corpus.files import NEWLINE, decoded, first_bytes, opened
 from widenet_jax.corpus.readers import Input, cut_long_line
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import refuse
 from widenet_jax.files import is_remote, readable
 
 # A set has at most one shard a unit, and training keeps every shard open.
@@ -43,8 +44,7 @@ def plan(
             found += _tfds_inputs(path, tfds_split)
         elif place.is_dir():
             visible = sorted(files_below(place))
-            if not visible:
-                raise BadInputError(f"{path}: holds no files")
+            refuse(path, (not visible, "holds no files"))
             files += visible
         else:
             files.append(path)
@@ -62,32 +62,25 @@ def plan(
 
 def files_below(place: epath.Path) -> Iterator[str]:
     """Yields the files in a directory and those below it, except hidden ones."""
-    for entry in place.iterdir():
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from files_below(entry)
-        else:
-            yield str(entry)
+    for entry in (entry for entry in place.iterdir() if not entry.name.startswith(".")):
+        yield from files_below(entry) if entry.is_dir() else [str(entry)]
 
 
 def _tfds_inputs(path: str, split: str) -> list[Input]:
     """Returns an input for each shard of a TFDS set that is stored as array_record."""
     builder = readers.tfds_builder(path)
-    stored = builder.info.file_format.value
-    if stored != "array_record":
-        raise BadInputError(
-            f"{path}: prepared as {stored}; prepare it with file_format=array_record"
-        )
-    if split not in builder.info.splits:
-        known = ", ".join(builder.info.splits)
-        raise BadInputError(f"{path}: no split {split!r}; there are {known} (--tfds_split)")
-    found, first = [], 0
-    for shard, size in enumerate(builder.info.splits[split].shard_lengths):
-        name = f"{builder.name}-{split}-{shard:05d}"
-        found.append(Input(path, name, "tfds", first, first + size, split))
-        first += size
-    return found
+    stored, splits = builder.info.file_format.value, builder.info.splits
+    advice, known = "prepare it with file_format=array_record", ", ".join(splits)
+    refuse(
+        path,
+        (stored != "array_record", f"prepared as {stored}; {advice}"),
+        (split not in splits, f"no split {split!r}; there are {known} (--tfds_split)"),
+    )
+    places = itertools.accumulate(splits[split].shard_lengths, initial=0)
+    return [
+        Input(path, f"{builder.name}-{split}-{shard:05d}", "tfds", *ends, split)
+        for shard, ends in enumerate(itertools.pairwise(places))
+    ]
 
 
 def documents(unit: Iterable[Input], column: str = COLUMN) -> Iterator[Document]:
@@ -144,8 +137,8 @@ def _passages_of(file: BinaryIO, where: str, line: int | None) -> Iterator[Passa
         text = file.read(PASSAGE_BYTES)
         return text if text.endswith(NEWLINE) else text + file.readline(readers.LINE_BYTES)
 
-    found, held = cut_long_line(guarded(where, read))
+    found, held = cut_long_line(read())
     while found:
-        further, held = cut_long_line(held + guarded(where, read))
+        further, held = cut_long_line(held + read())
         yield Passage(found, where, line, not further)
         line, found = line and line + found.count(NEWLINE), further

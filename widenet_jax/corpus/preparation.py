@@ -8,6 +8,7 @@ part file. The bytes of the set depend neither on that nor on the number of work
 
 import abc
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -27,7 +28,7 @@ from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import FILE, Tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.pipeline import start_worker
-from widenet_jax.errors import BadInputError, RunFailedError, first_line
+from widenet_jax.errors import BadInputError, RunFailedError, refusing
 from widenet_jax.files import file_sha256, write_json
 
 
@@ -125,11 +126,14 @@ def prepare(
     with records.new_set(options.out, overwrite=options.overwrite, settings=settings) as folder:
         if preparation.tokenizer:
             write_json(folder / FILE, preparation.tokenizer.json)
-        number = len(preparation.units)
-        work = _work(preparation, folder, options.workers)
-        done = dict(tqdm.tqdm(work, total=number, unit="file"))
+        parts = [_finished(preparation, folder, unit) for unit in range(len(preparation.units))]
+        left = [unit for unit, part in enumerate(parts) if part is None]
+        work = _work(preparation, folder, left, options.workers)
+        bar = {"total": len(parts), "initial": len(parts) - len(left), "unit": "file"}
+        for unit, part in tqdm.tqdm(work, **bar):
+            parts[unit] = part
         try:
-            manifest = preparation.manifest(folder, [done[k] for k in range(number)], provenance)
+            manifest = preparation.manifest(folder, parts, provenance)
         except BadInputError:  # the same command would end so again
             shutil.rmtree(folder)
             raise
@@ -141,26 +145,19 @@ def prepare(
 
 
 def _work(
-    preparation: Preparation, directory: Path, workers: int
+    preparation: Preparation, directory: Path, left: Sequence[int], workers: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (unit, its counts) as units are finished; first the units of an earlier run."""
-    left = []
-    for unit in range(len(preparation.units)):
-        part = _finished(preparation, directory, unit)
-        if part:
-            yield unit, part
-        else:
-            left.append(unit)
+    """Yields (unit, its counts) as the units that are left are finished."""
+    work = functools.partial(prepare_unit, preparation, directory)
     if workers == 1 or len(left) <= 1:
-        for unit in left:
-            yield unit, prepare_unit(preparation, directory, unit)
+        yield from ((unit, work(unit)) for unit in left)
         return
     # The parent's threads, such as ArrayRecord's, would not survive a fork.
     pool = futures.ProcessPoolExecutor(
         min(workers, len(left)), get_context("spawn"), start_worker, (0, workers)
     )
     try:
-        running = {pool.submit(prepare_unit, preparation, directory, u): u for u in left}
+        running = {pool.submit(work, unit): unit for unit in left}
         for future in futures.as_completed(running):
             yield running[future], future.result()
     except BaseException as error:
@@ -217,10 +214,8 @@ def inputs_sha256(unit: Sequence[Input]) -> str:
         place = epath.Path(part.path)
         if part.format == "tfds":
             place /= TFDS_INFO
-        try:
+        with refusing(f"{place}: cannot be read", OSError):
             found.append([part.name, part.first, part.last, part.split, file_sha256(place)])
-        except OSError as error:
-            raise BadInputError(f"{place}: cannot be read ({first_line(error)})") from None
     return _sha256(found)
 
 

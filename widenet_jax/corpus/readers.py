@@ -7,6 +7,7 @@ message there and goes on. Damage after which nothing can be read always raises.
 
 import codecs
 import contextlib
+import functools
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +16,11 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
-from widenet_jax.corpus.files import (
-    COMPRESSED_SUFFIXES,
-    NEWLINE,
-    decoded,
-    first_bytes,
-    guarded,
-    open_file,
-    opened,
-)
+from widenet_jax.corpus.files import COMPRESSED_SUFFIXES, NEWLINE, decoded, first_bytes, opened
 from widenet_jax.corpus.sentences import paragraphs_of
 from widenet_jax.corpus.tables import Columns, from_csv, from_tsv, shown
-from widenet_jax.data.input_files import open_parquet
-from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.data.input_files import open_input, open_parquet
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import parse_json
 
 PARQUET_ROWS = 1024  # read at once
@@ -45,7 +38,7 @@ MARKED = {
     ),
 }
 _TITLE = re.compile(r"\s*= [^=]*[^=\s] =\s*")
-_HEADING = re.compile(r"\s*(= ){2,}.*( =){2,}\s*")
+_NO_TEXT = re.compile(r"\s*|\s*(= ){2,}.*( =){2,}\s*")  # a blank line, or a heading
 
 Bad = list[str] | None  # receives a line for each mistake; None: the first one raises
 Lines = Iterator[tuple[bytes, str]]  # (a line or a document as it is, its place)
@@ -87,12 +80,11 @@ def texts(source: Input, column: str, bad: Bad = None) -> Texts:
         for text, where in RAW_READERS[source.format](source, column, bad):
             with _noting(bad):
                 large = len(text) >= DOCUMENT_CHARACTERS
-                lines = _line_parts(io.BytesIO(text), where) if large else [text]
+                lines = _line_parts(io.BytesIO(text)) if large else [text]
                 yield from _read_text(decoded(line, where).rstrip("\r\n") for line in lines)
         return
     beginning = first_bytes(source.path).removeprefix(codecs.BOM_UTF8).lstrip().lower()
-    if kind := next((kind for mark, kind in MARKED.items() if beginning.startswith(mark)), None):
-        raise BadInputError(f"{source.path}: {kind}")
+    refuse(source.path, *((beginning.startswith(mark), kind) for mark, kind in MARKED.items()))
     yield from READERS[source.format](_decoded_lines(source.path, bad))
 
 
@@ -126,31 +118,20 @@ def _noting(bad: Bad) -> Iterator[None]:
         bad.append(str(error))
 
 
-def _lines(path: str) -> Lines:
-    """Yields the lines of a file of JSON with their ends, without a byte order mark."""
-    with opened(path) as file:
-        lines = iter(lambda: guarded(path, lambda: file.readline(DOCUMENT_BYTES)), b"")
-        for number, line in enumerate(lines, 1):
-            if len(line) == DOCUMENT_BYTES:
-                most = f"{DOCUMENT_BYTES >> 20} MiB, the most that one document may have"
-                raise BadInputError(f"{path} line {number}: longer than {most}; cut it in parts")
-            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            yield text, f"{path} line {number}"
-
-
-def _text_lines(path: str) -> Lines:
-    """Yields the lines of a text file with their ends; of a long line its parts."""
+def _decoded_lines(path: str, bad: Bad) -> Iterator[str]:
+    """Yields the lines of a text file without their ends, and of a long line its parts."""
     number = 1
     with opened(path) as file:
-        for text in _line_parts(file, path):
-            line = text.removeprefix(codecs.BOM_UTF8) if number == 1 else text
-            yield line, f"{path} line {number}"
+        for text in _line_parts(file):
+            with _noting(bad):
+                line = text.removeprefix(codecs.BOM_UTF8) if number == 1 else text
+                yield decoded(line, f"{path} line {number}").rstrip("\r\n")
             number += text.endswith(NEWLINE)
 
 
-def _line_parts(file: BinaryIO, where: str) -> Iterator[bytes]:
+def _line_parts(file: BinaryIO) -> Iterator[bytes]:
     held = b""
-    while text := held + guarded(where, lambda: file.readline(LINE_BYTES)):
+    while text := held + file.readline(LINE_BYTES):
         text, held = cut_long_line(text)
         yield text
 
@@ -169,13 +150,6 @@ def cut_long_line(text: bytes) -> tuple[bytes, bytes]:
     return text[:place], text[place:]
 
 
-def _decoded_lines(path: str, bad: Bad) -> Iterator[str]:
-    """Yields the lines of a text file without their ends."""
-    for line, where in _text_lines(path):
-        with _noting(bad):
-            yield decoded(line, where).rstrip("\r\n")
-
-
 # --- Formats whose lines make the documents -------------------------------------------------------
 
 
@@ -191,53 +165,55 @@ def _read_text(lines: Iterator[str]) -> Texts:
     yield paragraphs_of("\n".join(held)), True
 
 
-def _read_titles(lines: Iterator[str]) -> Texts:
-    """Reads documents that begin with a line `= Title =`; a line is a paragraph.
+def _read_between(
+    lines: Iterator[str], *, ends: re.Pattern, left_out: re.Pattern, split: bool
+) -> Texts:
+    """Reads documents that lie between certain lines; a line is a paragraph or a sentence.
 
-    Titles and `= = Headings = =` are left out.
+    Args:
+      lines: of the file.
+      ends: a line between two documents.
+      left_out: a line that is no part of a document.
+      split: whether a line may hold several sentences.
     """
-    paragraphs: list[str] = []
+    held: list[str] = []
     for line in lines:
-        if _TITLE.fullmatch(line):
-            if paragraphs:
-                yield paragraphs, True
-            paragraphs = []
-        elif line.strip() and not _HEADING.fullmatch(line):
-            paragraphs.append(line.strip())
-    yield paragraphs, True
+        if ends.fullmatch(line):
+            if held:
+                yield held, split
+            held = []
+        elif not left_out.fullmatch(line):
+            held.append(line.strip())
+    yield held, split
 
 
-def _read_sentences(lines: Iterator[str]) -> Texts:
-    """Reads a sentence a line, with a blank line between documents."""
-    sentences: list[str] = []
-    for line in lines:
-        if line.strip():
-            sentences.append(line.strip())
-        elif sentences:
-            yield sentences, False
-            sentences = []
-    yield sentences, False
-
-
-READERS = {"text": _read_text, "titles": _read_titles, "sentences": _read_sentences}
+_BLANK = re.compile(r"\s*")
+READERS = {
+    "text": _read_text,
+    "titles": functools.partial(_read_between, ends=_TITLE, left_out=_NO_TEXT, split=True),
+    "sentences": functools.partial(_read_between, ends=_BLANK, left_out=_BLANK, split=False),
+}
 
 # --- Formats that hold whole documents ------------------------------------------------------------
 
 
 def _json_lines(source: Input, column: str, bad: Bad) -> Lines:
     """Reads a JSON object a line, with the text in a field."""
-    for line, where in _lines(source.path):
-        with _noting(bad):
-            text = decoded(line, where)
-            if text.strip():
-                yield _text_of_json(text, where, column), where
+    with opened(source.path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(DOCUMENT_BYTES), b""), 1):
+            where = f"{source.path} line {number}"
+            if len(line) == DOCUMENT_BYTES:
+                most = f"{DOCUMENT_BYTES >> 20} MiB, the most that one document may have"
+                raise BadInputError(f"{where}: longer than {most}; cut it in parts")
+            with _noting(bad):
+                text = decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, where)
+                if text.strip():
+                    yield _text_of_json(text, where, column), where
 
 
 def _text_of_json(line: str, where: str, column: str) -> bytes:
-    try:
+    with refusing(f"{where}: not valid JSON", ValueError):
         value = parse_json(line)
-    except ValueError as error:
-        raise BadInputError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(value, dict) or not isinstance(value.get(column), str):
         known = f"it has {', '.join(value)}" if isinstance(value, dict) else "it is no object"
         raise BadInputError(f"{where}: no text {column!r}; {known} ({CHOOSE})")
@@ -248,11 +224,10 @@ def _text_of_json(line: str, where: str, column: str) -> bytes:
 def _parquet(source: Input, column: str, bad: Bad) -> Lines:
     """Reads a column of a parquet file."""
     path, row = source.path, 0
-    with open_file(path) as content, open_parquet(content, path) as file:
+    with open_input(path) as content, open_parquet(content, path) as file:
         names = file.schema_arrow.names
-        if column not in names:
-            known = f"there are {', '.join(names)} ({CHOOSE})"
-            raise BadInputError(f"{path}: no column {column!r}; {known}")
+        known = f"there are {', '.join(names)} ({CHOOSE})"
+        refuse(path, (column not in names, f"no column {column!r}; {known}"))
         for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
             for cell in batch.column(0):
                 where = f"{path} record {row}"
@@ -263,22 +238,19 @@ def _parquet(source: Input, column: str, bad: Bad) -> Lines:
 
 def _text_of_cell(cell: Any, where: str, column: str) -> bytes:
     """Returns the text of a cell of pyarrow, which verifies a string when it is asked for it."""
-    try:
+    advice = "; write it again as UTF-8"
+    with refusing(f"{where}: not UTF-8 text", UnicodeDecodeError, advice=advice):
         value = cell.as_py()
-    except UnicodeDecodeError as error:
-        raise BadInputError(f"{where}: not UTF-8 text ({error}); write it again as UTF-8") from None
     if not isinstance(value, str):
         raise BadInputError(f"{where}: {column!r} holds no text")
     return value.encode(errors="surrogatepass")
 
 
-def _table(source: Input, column: str, bad: Bad) -> Lines:
-    """Reads a column of a table, whole."""
-    del bad  # `check` reads tables as training does
+def _table(source: Input, column: str, _: Bad) -> Lines:
+    """Reads a column of a table, whole, as training and `check` do."""
     columns = TABLES[source.format](epath.Path(source.path))
-    if column not in columns:
-        known = f"there are {shown(list(columns))} ({CHOOSE})"
-        raise BadInputError(f"{source.path}: no column {column!r}; {known}")
+    known = f"there are {shown(list(columns))} ({CHOOSE})"
+    refuse(source.path, (column not in columns, f"no column {column!r}; {known}"))
     for number, text in enumerate(columns[column], 1):
         yield text.encode(), f"{source.path} row {number}"
 
@@ -287,20 +259,15 @@ def tfds_builder(path: str) -> Any:
     """Returns the builder of a prepared TFDS set; raises BadInputError if it cannot be read."""
     import tensorflow_datasets as tfds
 
-    try:
+    with refusing(f"{path}: not a readable TFDS set", Exception):  # TFDS raises many kinds
         return tfds.builder_from_directory(path)
-    except Exception as error:  # TFDS raises many kinds
-        raise BadInputError(f"{path}: not a readable TFDS set ({first_line(error)})") from None
 
 
-def _tfds(source: Input, column: str, bad: Bad) -> Lines:
-    """Reads a shard of a TFDS set."""
-    del bad  # a run checks such a set as it opens it
+def _tfds(source: Input, column: str, _: Bad) -> Lines:
+    """Reads a shard of a TFDS set, which a run checks as it opens it."""
     builder = tfds_builder(source.path)
-    try:
+    with refusing(f"{source.path}: cannot be read", Exception):  # TFDS raises many kinds
         records = builder.as_data_source(f"{source.split}[{source.first}:{source.last}]")
-    except Exception as error:  # TFDS raises many kinds
-        raise BadInputError(f"{source.path}: cannot be read ({first_line(error)})") from None
     for index in range(len(records)):
         where = f"{source.path} record {source.first + index}"
         value = records[index].get(column)

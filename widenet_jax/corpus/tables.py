@@ -9,8 +9,8 @@ from typing import Any
 
 from etils import epath
 
-from widenet_jax.corpus.files import UTF16, decoded, guarded, opened
-from widenet_jax.errors import BadInputError, BadRowsError, first_line
+from widenet_jax.corpus.files import UTF16, decoded, opened
+from widenet_jax.errors import BadInputError, BadRowsError, refuse, refusing
 
 Columns = dict[str, list[Any]]  # of equal length, by name
 _MAX_CELL = 1 << 30
@@ -22,7 +22,7 @@ _TAGS = "\U000e0000"
 def read_bytes(file: epath.Path) -> bytes:
     """Returns a file's content, decompressed; raises BadInputError if it cannot be read."""
     with opened(str(file)) as content:
-        return guarded(str(file), content.read)
+        return content.read()
 
 
 def read_text(file: epath.Path) -> str:
@@ -33,11 +33,9 @@ def read_text(file: epath.Path) -> str:
     """
     content = read_bytes(file)
     if content.startswith(UTF16):  # Excel's "Unicode Text"
-        try:
+        advice = "; save it again"
+        with refusing(f"{file}: damaged UTF-16 text", UnicodeDecodeError, advice=advice):
             content = content.decode("utf-16").encode()
-        except UnicodeDecodeError as error:
-            reason = first_line(error)
-            raise BadInputError(f"{file}: damaged UTF-16 text ({reason}); save it again") from None
     return decoded(content.removeprefix(codecs.BOM_UTF8), str(file), first_line=1)
 
 
@@ -52,12 +50,10 @@ def from_csv(file: epath.Path) -> Columns:
     csv.field_size_limit(_MAX_CELL)  # by default 128 KiB, and documents may be longer
     text = read_text(file)
     header = text.partition("\n")[0]
+    advice = "save the table with commas between the columns as .csv, or with tabs as .tsv"
     for separator, name in ((";", "semicolons"), ("\t", "tabs")):
-        if separator in header and "," not in header:
-            raise BadInputError(
-                f"{file}: its header has {name} and no commas; save the table with commas between "
-                "the columns as .csv, or with tabs as .tsv"
-            )
+        other = separator in header and "," not in header
+        refuse(file, (other, f"its header has {name} and no commas; {advice}"))
     reader, first, lines = csv.reader(io.StringIO(text, newline=""), strict=True), 1, []
     try:
         for row in reader:
@@ -71,10 +67,8 @@ def from_csv(file: epath.Path) -> Columns:
 def _by_header(lines: Iterable[tuple[int, Sequence[str]]], file: epath.Path) -> Columns:
     """Returns columns from rows, each with the number of its first line."""
     (_, header), *rows = lines
-    if not any(header):
-        raise BadInputError(f"{file}: empty")
-    if len(set(header)) < len(header):
-        raise BadInputError(f"{file}: two columns have the same name; there are {shown(header)}")
+    twice = f"two columns have the same name; there are {shown(header)}"
+    refuse(file, (not any(header), "empty"), (len(set(header)) < len(header), twice))
     if odd := [
         f"{file} line {number}: {len(row)} columns, and the header names {len(header)} "
         f"({shown(header)})"

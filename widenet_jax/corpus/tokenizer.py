@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 
 from widenet_jax.corpus import tokenizer_files
-from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import TOKENIZER as FILE
 from widenet_jax.files import matching, readable
 
@@ -72,11 +72,8 @@ class Tokenizer:
             `where`.
         """
         self.json, self._where = content, where
-        try:
+        with refusing(f"{where}: not a tokenizer.json", Exception):  # the library's are plain
             self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(self.json))
-        except Exception as error:  # the library raises plain Exception
-            reason = first_line(error)
-            raise BadInputError(f"{where}: not a tokenizer.json ({reason})") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -231,11 +228,9 @@ def load_tokenizer(path: str) -> Tokenizer:
 def load_written_tokenizer(directory: str, sha256: str) -> Tokenizer:
     """Loads the tokenizer of a prepared set; raises BadInputError unless it has this hash."""
     tokenizer = load_tokenizer(os.path.join(directory, FILE))
-    if tokenizer.sha256 != sha256:
-        raise BadInputError(
-            f"{directory}/{FILE}: not the tokenizer that the set was prepared with; put that one "
-            "back, or prepare the set again"
-        )
+    other = "not the tokenizer that the set was prepared with"
+    advice = "put that one back, or prepare the set again"
+    refuse(f"{directory}/{FILE}", (tokenizer.sha256 != sha256, f"{other}; {advice}"))
     return tokenizer
 
 

@@ -12,7 +12,7 @@ from etils import epath
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from widenet_jax.data.input_files import read_input
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import parse_json, read_object
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -45,15 +45,15 @@ def read(path: epath.Path) -> dict[str, Any]:
     content, settings = read_input(path), _settings(path.parent / CONFIG)
     if path.suffix == ".model":
         return from_sentencepiece(content, str(path), settings)
-    try:
+    errors, advice = (
+        (UnicodeDecodeError, json.JSONDecodeError),
+        "tokenizer.json, vocab.txt or .model",
+    )
+    with refusing(f"{path}: not a tokenizer", *errors, advice=f"; give a {advice}"):
         text = content.decode()
         if path.suffix == ".txt":
             return from_vocabulary(text, str(path), settings)
         found = parse_json(text)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BadInputError(
-            f"{path}: not a tokenizer ({error}); give a tokenizer.json, vocab.txt or .model"
-        ) from None
     match found:
         case {"normalizer": {"type": "BertNormalizer"} as normalizer}:
             normalizer |= _of_bert(settings)
@@ -79,13 +79,10 @@ def from_vocabulary(text: str, where: str, settings: Mapping[str, bool]) -> dict
 
     `settings` are fields of a tokenizer_config.json.
     """
-    pieces = text.removesuffix("\n").split("\n")
-    pieces = [piece.rstrip("\r") for piece in pieces]
-    for name in SPECIAL:
-        if name not in pieces:
-            raise BadInputError(f"{where}: has no line {name}, so is not BERT's vocabulary")
-    if len(set(pieces)) != len(pieces):
-        raise BadInputError(f"{where}: has a piece twice; every line must be another piece")
+    pieces = [piece.rstrip("\r") for piece in text.removesuffix("\n").split("\n")]
+    rows = [(s not in pieces, f"has no line {s}, so is not BERT's vocabulary") for s in SPECIAL]
+    twice = "has a piece twice; every line must be another piece"
+    refuse(where, *rows, (len(set(pieces)) != len(pieces), twice))
     model = models.WordPiece({piece: k for k, piece in enumerate(pieces)}, unk_token="[UNK]")
     fields = {"lowercase": not _has_capitals(pieces)} | _of_bert(settings)
     return with_special(bert_tokenizer(model, **fields), SPECIAL)
@@ -165,11 +162,11 @@ def from_sentencepiece(
     except DecodeError:
         raise BadInputError(f"{where}: damaged, or not a sentencepiece model") from None
     trainer, spec = model.trainer_spec, model.normalizer_spec
-    if not model.pieces or trainer.model_type not in (trainer.UNIGRAM, trainer.BPE):
-        raise BadInputError(f"{where}: not a Unigram or BPE sentencepiece model")
-    if trainer.treat_whitespace_as_suffix or not spec.remove_extra_whitespaces:
-        odd = "treat_whitespace_as_suffix=true or remove_extra_whitespaces=false"
-        raise BadInputError(f"{where}: was trained with {odd}, which is not read; train another")
+    other = not model.pieces or trainer.model_type not in (trainer.UNIGRAM, trainer.BPE)
+    spaces = trainer.treat_whitespace_as_suffix or not spec.remove_extra_whitespaces
+    odd = "treat_whitespace_as_suffix=true or remove_extra_whitespaces=false"
+    trained = f"was trained with {odd}, which is not read; train another"
+    refuse(where, (other, "not a Unigram or BPE sentencepiece model"), (spaces, trained))
     is_bpe = trainer.model_type == trainer.BPE
     ordinary = [piece.piece for piece in model.pieces if piece.type == _NORMAL]
     lower = settings.get("do_lower_case", not (is_bpe or _has_capitals(ordinary)))
@@ -220,9 +217,7 @@ _SENTENCEPIECE = {"[PAD]": "<pad>", "[UNK]": "<unk>"}
 
 def _score(piece: Any) -> float:
     text = piece.piece
-    if len(text) > 1 and text[-1] == "," and text[-2].isdigit():
-        return _NEVER
-    return piece.score
+    return _NEVER if text[-1:] == "," and text[-2:-1].isdigit() else piece.score
 
 
 def _has_capitals(pieces: Iterable[str]) -> bool:

@@ -38,6 +38,7 @@ COMPLAINTS = "complaints"
 Block = dict[str, Any]
 Complaints = list[tuple[int, str]]
 Arrays = dict[str, np.ndarray]
+Row = tuple[int, Arrays | None, Complaints]  # a record, its arrays, and what could not be read
 Result = TypeVar("Result")
 
 
@@ -92,31 +93,28 @@ def read_row(
 
 
 def read(
-    source: Source,
-    record: int,
-    transform: Callable[[Example], Arrays],
-    complaints: Complaints,
-    *,
-    skip: bool,
-) -> Arrays:
+    source: Source, record: int, transform: Callable[[Example], Result], *, skip: bool
+) -> tuple[Result, Complaints]:
     """Transforms one record, or with `skip` the first of record, record + 1, ... that can be read.
 
     Args:
       source: the examples.
       record: the first record to try.
       transform: decodes and transforms one example; called for each record that is tried.
-      complaints: receives what was wrong with each record passed over.
       skip: whether records that cannot be read are passed over.
+
+    Returns:
+      What `transform` returns, and what was wrong with each record passed over.
 
     Raises:
       BadExampleError: without `skip`, the record cannot be read.
       BadInputError: MAX_BAD_IN_A_ROW records in a row cannot be read.
     """
-    attempts = min(MAX_BAD_IN_A_ROW, len(source))
+    attempts, complaints = min(MAX_BAD_IN_A_ROW, len(source)), []
     for candidate in range(record, record + attempts):
         arrays, problem = read_row(source, candidate % len(source), transform, skip=skip)
         if not problem:
-            return arrays
+            return arrays, complaints
         complaints.append((candidate % len(source), problem))
     raise BadInputError(
         f"{attempts} examples in a row cannot be read, too many to skip: {complaints[-1][1]}"
@@ -174,16 +172,15 @@ class TrainBlocks(Blocks):
         epochs, records = record_at(
             self.global_positions(index), seed=self.seed, num_records=len(self.source)
         )
-        stacked = Stacked(len(records))
-        for i, (epoch, record) in enumerate(zip(epochs.tolist(), records.tolist(), strict=True)):
-            complaints: Complaints = []
+
+        def row(epoch: int, record: int) -> Row:
             # Augment a replacement with the skipped record's generator, so that it differs from
             # the replacement's own appearance in this epoch.
             transform = with_draws(self.transform, seed=self.seed, epoch=epoch, record=record)
-            row = read(self.source, record, transform, complaints, skip=self.skip)
-            stacked.put(i, row, self.source, record)
-            stacked.complain(i, complaints)
-        return stacked.block() | {"record": records}
+            return record, *read(self.source, record, transform, skip=self.skip)
+
+        rows = enumerate(map(row, epochs.tolist(), records.tolist()))
+        return stacked(self.source, len(records), rows) | {"record": records}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,22 +190,20 @@ class EvalBlocks(Blocks):
     def __getitem__(self, index: int) -> Block:
         records = self.global_positions(index)
         inside = records < len(self.source)
-        stacked = Stacked(len(records))
-        for i in np.flatnonzero(inside).tolist():
-            record = int(records[i])
+
+        def row(record: int) -> Row:
             # The same draws for every run and model.
             transform = with_draws(self.transform, seed=0, epoch=0, record=record)
-            row, problem = read_row(self.source, record, transform, skip=self.skip)
-            if problem:
-                stacked.complain(i, [(record, problem)])
-            else:
-                stacked.put(i, row, self.source, record)
-        if not stacked.arrays:  # of a readable example, for the shapes
-            example = first_example(self.source, self.transform, skip=self.skip)
-            zeros = {name: np.zeros_like(value) for name, value in example.items()}
-            stacked.put(0, zeros, self.source, 0)
-        mask = inside & ~stacked.bad
-        return stacked.block() | {"record": np.where(inside, records, -1), "mask": mask}
+            arrays, problem = read_row(self.source, record, transform, skip=self.skip)
+            return record, arrays, [(record, problem)] if problem else []
+
+        rows = ((i, row(int(records[i]))) for i in np.flatnonzero(inside).tolist())
+        block = stacked(self.source, len(records), rows)
+        if block.keys() == {"bad", COMPLAINTS}:  # no arrays: a readable example has their shapes
+            spec = example_spec(self.source, self.transform, skip=self.skip)
+            block |= {name: np.zeros((len(records), *x.shape), x.dtype) for name, x in spec.items()}
+        mask = inside & ~block["bad"]
+        return block | {"record": np.where(inside, records, -1), "mask": mask}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,60 +233,52 @@ class StreamBlocks(Blocks):
         return {**block, "mask": mask} if self.whole else block
 
 
-class Stacked:
-    """The arrays of `count` examples, stacked as they come, with what was wrong with records.
+def stacked(source: Source, count: int, rows: Iterable[tuple[int, Row]]) -> Block:
+    """Stacks the arrays of at most `count` examples, each with its place, as they come.
 
     The first example allocates the whole block. Stacking a list of arrays would return that memory
     to the system after every block and page-fault it in again.
+
+    Raises:
+      BadInputError: the arrays of an example are not as those before.
     """
-
-    def __init__(self, count: int):
-        self.arrays: Arrays = {}
-        self.bad = np.zeros(count, bool)
-        self.complaints: Complaints = []
-
-    def put(self, index: int, example: Arrays, source: Source, record: int) -> None:
-        """Stacks an example; raises BadInputError where its arrays are not as those before."""
-        values = {name: np.asarray(value) for name, value in example.items()}
-        for name, value in {} if self.arrays else values.items():
-            self.arrays[name] = np.zeros((len(self.bad), *value.shape), value.dtype)
-        rows = {name: array[index] for name, array in self.arrays.items()}
-        alike = values.keys() == rows.keys() and all(
-            value.shape == rows[name].shape
-            and np.can_cast(value.dtype, rows[name].dtype, "same_kind")
-            for name, value in values.items()
-        )
-        if not alike:
+    arrays: Arrays = {}
+    bad, complaints = np.zeros(count, bool), []
+    for index, (record, example, wrong) in rows:
+        bad[index] = bool(wrong)
+        complaints += wrong
+        values = {name: np.asarray(value) for name, value in (example or {}).items()}
+        arrays = arrays or {n: np.zeros((count, *x.shape), x.dtype) for n, x in values.items()}
+        before = {name: array[index] for name, array in arrays.items()}
+        if example is not None and not alike(values, before):
             found, others = (
-                ", ".join(f"{name} {x.dtype}{list(x.shape)}" for name, x in arrays.items())
-                for arrays in (values, rows)
+                ", ".join(f"{name} {x.dtype}{list(x.shape)}" for name, x in some.items())
+                for some in (values, before)
             )
             raise BadInputError(
                 f"{source.describe(record)}: the transform gives {found}, and for others {others}; "
                 "all must be alike"
             )
         for name, value in values.items():
-            self.arrays[name][index] = value
-
-    def complain(self, index: int, complaints: Complaints) -> None:
-        self.bad[index] = bool(complaints)
-        self.complaints += complaints
-
-    def block(self) -> Block:
-        return {**self.arrays, "bad": self.bad, COMPLAINTS: self.complaints}
+            arrays[name][index] = value
+    return {**arrays, "bad": bad, COMPLAINTS: complaints}
 
 
-def first_example(source: Source, transform: Transform, *, skip: bool) -> Arrays:
-    """Transforms the source's first record, or with `skip` the first that can be read."""
+def alike(values: Arrays, others: Arrays) -> bool:
+    """Returns whether arrays have the names and shapes of others, and fit their dtypes."""
+    return values.keys() == others.keys() and all(
+        x.shape == others[name].shape and np.can_cast(x.dtype, others[name].dtype, "same_kind")
+        for name, x in values.items()
+    )
+
+
+def example_spec(source: Source, transform: Transform, *, skip: bool) -> dict[str, ArraySpec]:
+    """Returns shape and dtype of each array of one example.
+
+    It is the source's first, or with `skip` the first that can be read.
+    """
     drawing = with_draws(transform, seed=0, epoch=0, record=0)
-    return read(source, 0, drawing, [], skip=skip)
-
-
-def example_spec(
-    source: Source, transform: Transform, *, on_bad_example: str
-) -> dict[str, ArraySpec]:
-    """Returns shape and dtype of each array of one example, from the source's first."""
-    example = first_example(source, transform, skip=skips(on_bad_example))
+    example, _ = read(source, 0, drawing, skip=skip)
     return {key: ArraySpec(np.shape(x), str(np.asarray(x).dtype)) for key, x in example.items()}
 
 
@@ -305,8 +292,14 @@ def skips(on_bad_example: str) -> bool:
     return choose(choices, on_bad_example, field="config.data.on_bad_example")
 
 
-def check_bad(bad: int, seen: int, *, num_examples: int, limit: float, what: str) -> None:
-    """Raises RunFailedError where too large a share of the examples of a split is unreadable.
+def check_bad(*counts: int, **split: Any) -> None:
+    """Raises RunFailedError for the line of `too_many_bad`."""
+    if problem := too_many_bad(*counts, **split):
+        raise RunFailedError(problem)
+
+
+def too_many_bad(bad: int, seen: int, *, num_examples: int, limit: float, what: str) -> str:
+    """Returns a line where too large a share of the examples of a split is unreadable, else "".
 
     Args:
       bad: how many were unreadable.
@@ -318,11 +311,11 @@ def check_bad(bad: int, seen: int, *, num_examples: int, limit: float, what: str
     few = min(FEW_BAD, FEW_BAD_SHARE * num_examples)
     allowed = max(limit * num_examples, few) if limit else 0.0
     if bad <= allowed * max(seen / num_examples, 1):
-        return
+        return ""
     why = f"; of small sets {FEW_BAD}, but no more than {FEW_BAD_SHARE:.0%}"
     setting = f"config.data.max_bad_fraction={limit:g}"
     setting += why if allowed > limit * num_examples else ""
-    raise RunFailedError(
+    return (
         f"{bad:,} of {seen:,} {what} could not be read; in each pass at most {int(allowed):,} of "
         f"{num_examples:,} may be ({setting}); mend the data (the notes of this start and earlier "
         "ones name them, on several hosts each its own) or allow them: "

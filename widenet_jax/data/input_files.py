@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
-from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.errors import BadInputError, refusing
 from widenet_jax.files import is_remote
 
 MAX_IMAGE_BYTES = 256 << 20
@@ -46,10 +46,8 @@ def open_regular(
         descriptor = os.open(name, flags | os.O_NONBLOCK)
         status = os.fstat(descriptor)
         problem = None
-        if stat.S_ISDIR(status.st_mode):
-            problem = errno.EISDIR, os.strerror(errno.EISDIR)
-        elif not stat.S_ISREG(status.st_mode):
-            problem = errno.EINVAL, "not a regular file"
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            problem = errno.EINVAL, "not a regular file"  # a directory `open` refuses itself
         elif max_bytes is not None and status.st_size > max_bytes:
             problem = errno.EFBIG, f"{status.st_size:,} bytes, more than {max_bytes:,}"
         if problem:
@@ -75,7 +73,13 @@ def bytes_in(path: str) -> int:
 
 
 def open_input(path: str) -> BinaryIO:
-    """Opens an input file; raises BadInputError unless it is a regular file that can be read."""
+    """Opens an input file; raises BadInputError unless it can be read, and a local one is regular.
+
+    It may lie on an object store.
+    """
+    if is_remote(path):
+        with refusing(f"{path}: cannot be opened", OSError):
+            return epath.Path(path).open("rb")
     try:
         return open_regular(path)
     except OSError as error:
@@ -84,12 +88,8 @@ def open_input(path: str) -> BinaryIO:
 
 def read_input(path: str | os.PathLike) -> bytes:
     """Returns the content of a local or remote file; raises BadInputError if it is unreadable."""
-    try:
+    with refusing(f"{path}: cannot be read", OSError):
         return epath.Path(path).read_bytes() if is_remote(path) else read_regular(path)
-    except OSError as error:
-        raise BadInputError(
-            f"{path}: cannot be read ({error.strerror or str(error) or 'no answer'})"
-        ) from None
 
 
 def shards_text(paths: Iterable[str]) -> str:
@@ -115,12 +115,11 @@ def open_parquet(source: Any, path: object) -> Iterator[Any]:
     import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(source, page_checksum_verification=True) as file:
-            yield file
-    except (OSError, pa.ArrowException) as error:
-        reason = first_line(error)
-        raise BadInputError(f"{path}: damaged, or not a parquet file ({reason})") from None
+    with (
+        refusing(f"{path}: damaged, or not a parquet file", OSError, pa.ArrowException),
+        pq.ParquetFile(source, page_checksum_verification=True) as file,
+    ):
+        yield file
 
 
 def class_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:

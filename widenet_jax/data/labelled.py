@@ -1,11 +1,11 @@
-"""Sources of labelled images: what they have in common, parts of them, other labels for them."""
+"""Sources of labelled images, parts of them, other labels for them; and the classes of splits."""
 
-import dataclasses
+import contextlib
 import itertools
 import operator
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from widenet_jax.data.blocks import in_threads, read_example, read_row
 from widenet_jax.data.contract import Example, Source
-from widenet_jax.data.splits import slice_of
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.data.splits import parse_slice, slice_of
+from widenet_jax.errors import BadExampleError, BadInputError, refuse
 from widenet_jax.files import is_text
 
-UINT8 = np.dtype(np.uint8)
 ORDER_PROBES = 256  # records that are read to see the order of a set
+LABELS_READ = 512  # of a packed set, at the start of a run
 
 
 class LabelledImages:
@@ -65,16 +65,13 @@ class LabelledImages:
 def label_of(example: Example, num_classes: int) -> int:
     """Returns an example's label; raises BadExampleError where it is the number of no class."""
     label = example.get("label")
-    try:
-        number = operator.index(label)
-    except TypeError:
-        number = -1
-    if not 0 <= number < num_classes:
-        raise BadExampleError(
-            f"{example['where']}: its label is {reprlib.repr(label)}; give its class's place in "
-            f"info['class_names'], a whole number from 0 to {num_classes - 1}"
-        )
-    return number
+    with contextlib.suppress(TypeError):
+        if 0 <= (number := operator.index(label)) < num_classes:
+            return number
+    raise BadExampleError(
+        f"{example['where']}: its label is {reprlib.repr(label)}; give its class's place in "
+        f"info['class_names'], a whole number from 0 to {num_classes - 1}"
+    )
 
 
 def known_labels(source: Source) -> np.ndarray | None:
@@ -102,7 +99,7 @@ def checked_pixels(image: Any, others: str = "a path, an image of Pillow") -> np
     pixels = np.asarray(image)
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     fits = pixels.ndim == 3 and pixels.shape[2] in (1, 3)
-    if pixels.dtype != UINT8 or not fits or not pixels.size:
+    if pixels.dtype != np.uint8 or not fits or not pixels.size:
         raise BadInputError(
             f"an image is an array {pixels.dtype} {list(pixels.shape)}; give {others}, or uint8 "
             "[height, width, 3] or [height, width]"
@@ -123,7 +120,6 @@ def by_class(source: LabelledImages) -> bool:
     return classes > 1 and (2 * classes <= len(labels) or labels == sorted(labels))
 
 
-@dataclasses.dataclass(frozen=True)
 class Subset(LabelledImages):
     """Some records of another source, perhaps with other labels.
 
@@ -132,32 +128,24 @@ class Subset(LabelledImages):
       records: int64 [n], the source's records in their order here.
       class_names: of the labels here.
       labels: int32, the label here for each of the source's labels.
+      files, contents: those of the source, of these records; see `sources.common`.
     """
 
-    source: LabelledImages
-    records: np.ndarray
-    class_names: tuple[str, ...]
-    labels: np.ndarray
-
-    @property
-    def record_labels(self) -> np.ndarray | None:
-        theirs = self.source.record_labels
-        return None if theirs is None else self.labels[theirs[self.records]]
-
-    @property
-    def left_out(self) -> Mapping[str, int]:
-        return self.source.left_out
-
-    @property
-    def contents(self) -> np.ndarray:
-        return self.source.contents[self.records]
-
-    @property
-    def labels_to_read(self) -> bool:
-        return self.source.labels_to_read
-
-    def files(self) -> Sequence[str]:
-        return getattr(self.source, "files", tuple)()
+    def __init__(
+        self,
+        source: LabelledImages,
+        records: np.ndarray,
+        class_names: Sequence[str],
+        labels: Sequence[int],
+    ):
+        self.source, self.records, self.class_names = source, records, tuple(class_names)
+        self.labels = np.asarray(labels, np.int32)
+        self.left_out, self.labels_to_read = source.left_out, source.labels_to_read
+        self.files: Callable[[], Sequence[str]] = getattr(source, "files", tuple)
+        if source.record_labels is not None:
+            self.record_labels = self.labels[source.record_labels[records]]
+        if hasattr(source, "contents"):
+            self.contents = source.contents[records]
 
     def __len__(self) -> int:
         return len(self.records)
@@ -172,7 +160,7 @@ class Subset(LabelledImages):
 
 def relabelled(source: LabelledImages, names: Sequence[str], labels: Sequence[int]) -> Subset:
     """Returns a source with other classes; `labels` has the new label for each of the source's."""
-    return Subset(source, np.arange(len(source)), tuple(names), np.array(labels, np.int32))
+    return Subset(source, np.arange(len(source)), names, labels)
 
 
 def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) -> Subset:
@@ -202,17 +190,17 @@ def check_class_names(names: Sequence[str], where: object) -> None:
     """Raises BadInputError where a class has an empty name, another's, or one that is no text."""
     labels: dict[str, int] = {}
     for label, name in enumerate(names):
-        problem = ""
-        if not is_text(name) or not name.strip():
-            problem = "needs a name, in whole characters (UTF-8)"
-        elif labels.setdefault(name, label) < label:
-            problem = f"has the name of class {labels[name]}"
-        if problem:
-            raise BadInputError(f"{where}: class {label} ({name!r}) {problem}; rename it")
+        first, what = -1, "needs a name, in whole characters (UTF-8)"
+        if is_text(name) and name.strip():
+            first = labels.setdefault(name, label)
+            what = f"has the name of class {first}"
+        refuse(where, (first != label, f"class {label} ({name!r}) {what}; rename it"))
 
 
-def check_seen(train: str, seen: Collection[str], wanted: Iterable[str], advice: str = "") -> None:
-    """Raises BadInputError where a training split has no example of a class.
+def unseen(
+    train: str, seen: Collection[str], wanted: Iterable[str], advice: str = ""
+) -> Iterator[str]:
+    """Yields a line where a training split has no example of a class.
 
     Args:
       train: its name.
@@ -221,12 +209,109 @@ def check_seen(train: str, seen: Collection[str], wanted: Iterable[str], advice:
       advice: how to mend it; by default for any split.
     """
     known = dict.fromkeys(seen)
-    if lacking := [name for name in wanted if name not in known]:
+    if lacking := [name for name in dict.fromkeys(wanted) if name not in known]:
         advice = advice or "name classes alike in all splits, or remove these from every split"
-        raise BadInputError(
+        yield (
             f"split {train} has no example of {len(lacking)} of {len({*known, *lacking})} classes "
             f"({names_text(lacking)}); {advice} (it has {names_text([*known]) or 'none'})"
         )
+
+
+def class_counts(source: Source) -> tuple[int, ...]:
+    """Counts the examples of each class; reads all of a source that does not know its labels.
+
+    An example that cannot be read counts for no class.
+    """
+    classes = len(source.info["class_names"])
+    return tuple(np.bincount(labels_of(source, np.arange(len(source))), minlength=classes).tolist())
+
+
+def missing_classes(source: Source) -> tuple[str, ...]:
+    """Returns the classes without an example; () where only reading would tell.
+
+    A source with `named_labels` knows its labels, but may lack classes.
+    """
+    if (labels := known_labels(source)) is None:
+        return ()
+    present, names = set(labels.tolist()), source.info.get("class_names", ())
+    return tuple(name for label, name in enumerate(names) if label not in present)
+
+
+def largest_share(source: Source) -> float | None:
+    """Returns the share of the most frequent class; None of a source that does not know labels."""
+    labels = getattr(source, "record_labels", None)
+    return None if labels is None else float(np.bincount(labels).max() / len(labels))
+
+
+def class_problems(train: Source, evaluation: Source, data: Mapping[str, Any]) -> Iterator[str]:
+    """Yields why two splits, each with its own classes, cannot be trained and evaluated on."""
+    splits = ((data["train_split"], train), (data["eval_split"], evaluation))
+    names, theirs = (source.info.get("class_names", ()) for _, source in splits)
+    if len({*names, *theirs}) == 1:  # as at a wrong level of folders
+        path, [name] = data.get("path"), {*names, *theirs}
+        advice = " (config.data.path names a folder that has one for each class)" if path else ""
+        yield (
+            f"{path}: " * bool(path) + f"split {data['train_split']} has one class only ({name}); "
+            f"a classifier needs two{advice}"
+        )
+    for split, source in splits:
+        # TFDS shuffles its sets as it prepares them, and a slice of a folder takes its share of
+        # each class.
+        sliced = isinstance(source, Subset) and not source.source.part_of_each_class
+        if sliced and len(source) < len(source.source) and by_class(source.source):
+            yield (
+                f"split {split!r}: the images of {parse_slice(split)[0]} lie class by class, and a "
+                "slice of them lacks classes; name whole splits (config.data.train_split, "
+                "config.data.eval_split), or pack the folders again: scripts/prepare_data.py "
+                "image_folder --eval_fraction=0.1"
+            )
+    known = getattr(train, "record_labels", None)
+    if not isinstance(train, LabelledImages):
+        rows = known is not None and "[" in data["eval_split"] and by_class(train)
+        if rows and (lacking := {*known.tolist()} - {*evaluation.record_labels.tolist()}):
+            yield (
+                f"{data['path']}: split {data['eval_split']!r} has no row of {len(lacking)} of the "
+                f"{len(names)} classes, as the rows are sorted by class; shuffle them before they "
+                "are sliced, or give evaluation a file of its own"
+            )
+    else:
+        for split, source in splits:
+            if not len(source):
+                advice = source.split_advice and f"; {source.split_advice}"
+                yield f"split {split} has no image{advice}"
+        lacking = {*missing_classes(train)} if known is not None else ()
+        seen = [name for name in names if name not in lacking]
+        yield from unseen(data["train_split"], seen, [*names, *theirs], train.split_advice)
+    if names and theirs:
+        yield from _not_trained(train, evaluation, data["train_split"])
+
+
+def _not_trained(train: Source, evaluation: Source, train_split: str) -> Iterator[str]:
+    """Yields a line where evaluation has examples of a class, and training has none.
+
+    Labels of packed sets are read: all of a small set, a sample of a larger one. Splits whose
+    samples have a class in common pass; otherwise all of the training split is read. `check` reads
+    all.
+    """
+    splits = (train, evaluation)
+    if reads := all(getattr(source, "labels_to_read", False) for source in splits):
+        rng = np.random.default_rng(0)
+        orders = [rng.permutation(len(source))[:LABELS_READ] for source in splits]
+        labels = [labels_of(source, order) for source, order in zip(splits, orders, strict=True)]
+    else:
+        labels = [known_labels(source) for source in splits]
+    if any(known is None for known in labels):
+        return
+    seen, wanted = (_names_of(*pair) for pair in zip(splits, labels, strict=True))
+    if reads and len(train) > LABELS_READ:
+        if {*seen} & {*wanted}:
+            return
+        seen = _names_of(train, labels_of(train, np.arange(len(train))))
+    yield from unseen(train_split, seen, wanted, getattr(train, "split_advice", ""))
+
+
+def _names_of(source: Source, labels: Any) -> list[str]:
+    return [source.info["class_names"][k] for k in np.unique(labels) if k >= 0]
 
 
 def alike_text(

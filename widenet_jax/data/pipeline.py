@@ -22,19 +22,9 @@ import numpy as np
 from absl import flags
 
 from widenet_jax.config.machine import usable_cores
-from widenet_jax.data.blocks import (
-    COMPLAINTS,
-    EXAMPLES_PER_BLOCK,
-    Blocks,
-    EvalBlocks,
-    StreamBlocks,
-    TrainBlocks,
-    check_bad,
-    join_blocks,
-    skips,
-)
-from widenet_jax.data.contract import Batch, Data, Source, Stream
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.data import blocks
+from widenet_jax.data.contract import Batch, Data, Source, Stream, Transform
+from widenet_jax.errors import BadInputError
 
 MAX_THREADS = 16
 SMALL_SPLIT = 1000  # examples that are read before the first step
@@ -50,7 +40,7 @@ class Batches(Iterator[Batch], AbstractContextManager):
 
     def __init__(
         self,
-        kind: Callable[..., Blocks],
+        kind: Callable[..., blocks.Blocks],
         source: Source,
         *,
         num_workers: int,
@@ -71,16 +61,16 @@ class Batches(Iterator[Batch], AbstractContextManager):
           on_message: receives one line for each skipped record, in the process that iterates.
           **fields: the other fields of `kind`, see `blocks.Blocks`.
         """
-        blocks = kind(source, skip=skips(on_bad_example), **fields)
+        found = kind(source, skip=blocks.skips(on_bad_example), **fields)
         self._on_message = on_message
         self._named: set[int] = set()
-        self._iterator = iter(_dataset(blocks, num_workers, prefetch)) if len(blocks) else None
+        self._iterator = iter(_dataset(found, num_workers, prefetch)) if len(found) else None
 
     def __next__(self) -> Batch:
         if self._iterator is None:
             raise StopIteration
         batch = next(self._iterator)
-        for record, message in batch.pop(COMPLAINTS):
+        for record, message in batch.pop(blocks.COMPLAINTS):
             if record not in self._named:
                 self._named.add(record)
                 self._on_message(message)
@@ -96,23 +86,23 @@ class Batches(Iterator[Batch], AbstractContextManager):
         self.close()
 
 
-def _dataset(blocks: Blocks, num_workers: int, prefetch: int) -> grain.IterDataset:
+def _dataset(data: blocks.Blocks, num_workers: int, prefetch: int) -> grain.IterDataset:
     """Reads blocks ahead with threads (num_workers 0) or processes, and joins them."""
-    count = blocks.blocks_per_step
+    count, join = data.blocks_per_step, blocks.join_blocks
     # One thread per process: one block queued and one being read keep it busy.
     threads = 1 if num_workers else min(usable_cores(), MAX_THREADS)
     ahead = 1 if num_workers else max(threads, prefetch * count)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
-    dataset = grain.MapDataset.source(blocks).to_iter_dataset(options)
+    dataset = grain.MapDataset.source(data).to_iter_dataset(options)
     if not num_workers:
-        return dataset.batch(count, batch_fn=join_blocks)
+        return dataset.batch(count, batch_fn=join)
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # Grain reads absl flags when it starts processes
     dataset = dataset.mp_prefetch(
         grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=2),
         worker_init_fn=start_worker,
     )
-    dataset = dataset.batch(count, batch_fn=join_blocks)
+    dataset = dataset.batch(count, batch_fn=join)
     return grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=prefetch)
 
 
@@ -135,8 +125,8 @@ def train_batches(source: Source, *, seed: int, **options: Any) -> Batches:
       for any `num_workers`.
     """
     if isinstance(source, Stream):
-        return Batches(partial(StreamBlocks, whole=False), source, **options)
-    return Batches(partial(TrainBlocks, seed=int(seed)), source, **options)
+        return Batches(partial(blocks.StreamBlocks, whole=False), source, **options)
+    return Batches(partial(blocks.TrainBlocks, seed=int(seed)), source, **options)
 
 
 def eval_batches(source: Source, *, batch_size: int, **options: Any) -> Batches:
@@ -152,7 +142,11 @@ def eval_batches(source: Source, *, batch_size: int, **options: Any) -> Batches:
       False at zeros: the padding of the last global batch (record -1) and bad examples (their own
       record).
     """
-    kind = partial(StreamBlocks, whole=True) if isinstance(source, Stream) else EvalBlocks
+    kind = (
+        partial(blocks.StreamBlocks, whole=True)
+        if isinstance(source, Stream)
+        else blocks.EvalBlocks
+    )
     steps = {"start_step": 0, "num_steps": -(-len(source) // batch_size)}
     return Batches(kind, source, batch_size=batch_size, **steps, **options)
 
@@ -169,24 +163,27 @@ def check_small_splits(
       BadInputError: so many cannot be read that a run would end; the first were passed to `note`.
     """
     for split, kind in ((data.train, "training"), (data.eval, "evaluation")):
-        size, messages = len(split), [*getattr(split, "problems", ())]
-        if not hasattr(split, "problems"):
-            if isinstance(split, Stream) or size > SMALL_SPLIT:
-                continue
-            how = {"batch_size": EXAMPLES_PER_BLOCK, "positions": np.arange(EXAMPLES_PER_BLOCK)}
-            how |= reading(config) | {"num_workers": 0, "on_message": messages.append}
-            with eval_batches(split, transform=data.eval_transform, **how) as batches:
-                for _ in batches:  # each example that cannot be read has one message
-                    pass
-        try:
-            limit, what = config["max_bad_fraction"], f"{kind} {unit}"
-            check_bad(len(messages), size, num_examples=size, limit=limit, what=what)
-        except RunFailedError as error:  # nothing has run yet
-            for message in messages[:NAMED]:
-                note(message)
-            if len(messages) > NAMED:
-                note(f"{len(messages) - NAMED:,} more; scripts/prepare_data.py check lists all")
-            raise BadInputError(str(error)) from None
+        size, lines = len(split), _unreadable(split, data.eval_transform, config)
+        split_of = {"num_examples": size, "limit": config["max_bad_fraction"]}
+        if problem := blocks.too_many_bad(len(lines), size, what=f"{kind} {unit}", **split_of):
+            if (more := len(lines) - NAMED) > 0:
+                lines[NAMED:] = [f"{more:,} more; scripts/prepare_data.py check lists all"]
+            for line in lines:
+                note(line)
+            raise BadInputError(problem)  # nothing has run yet
+
+
+def _unreadable(split: Source, transform: Transform, config: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each example that cannot be read, as the split knows or is soon read."""
+    lines = [*getattr(split, "problems", ())]
+    if not (hasattr(split, "problems") or isinstance(split, Stream) or len(split) > SMALL_SPLIT):
+        B = blocks.EXAMPLES_PER_BLOCK
+        how = {"batch_size": B, "positions": np.arange(B), "transform": transform}
+        how |= reading(config) | {"num_workers": 0, "on_message": lines.append}
+        with eval_batches(split, **how) as batches:
+            for _ in batches:  # each example that cannot be read has one message
+                pass
+    return lines
 
 
 POLL_SECONDS = 1.0

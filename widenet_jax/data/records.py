@@ -27,7 +27,7 @@ from etils import epath
 
 from widenet_jax.data.blocks import tried
 from widenet_jax.data.input_files import read_input
-from widenet_jax.errors import BadInputError, check_format, first_line
+from widenet_jax.errors import BadInputError, check_format, first_line, refuse, refusing
 from widenet_jax.files import is_remote, parse_json, read_object, readable, write_json
 
 FORMAT_VERSION = 1
@@ -44,6 +44,7 @@ NEEDED = {
     ),
 }
 COUNTS = {"vocab_size", "file_bytes", "tokens", "bytes"}  # of them, the whole numbers
+AGAIN = "; prepare the set again"
 UNFINISHED = ".writing"  # folder of a set that is being written; in it, the prefix of such a file
 PLAN = ".preparation.json"  # in that folder: settings of the preparation in units
 PART = ".part-"  # in that folder: prefix of a unit's counts
@@ -56,13 +57,8 @@ _LABEL = struct.Struct("<I")
 SHARD_BYTES = 512 << 20
 
 
-def encode_record(label: int, image: bytes) -> bytes:
-    """Returns one record: the label, then the encoded image."""
-    return _LABEL.pack(label) + image
-
-
 def decode_record(record: bytes) -> tuple[int, bytes]:
-    """Returns (label, encoded image); the inverse of `encode_record`."""
+    """Returns the label and the encoded image of one record."""
     return _LABEL.unpack_from(record)[0], record[_LABEL.size :]
 
 
@@ -83,66 +79,66 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
         another kind; or as `files.readable`.
     """
     path = readable(directory) / MANIFEST
-    if not path.exists():
-        raise BadInputError(
-            f"{directory}: no {MANIFEST}, so not a (finished) packed set; write one with "
-            "scripts/prepare_data.py, or choose another config.data.source"
-        )
+    advice = "write one with scripts/prepare_data.py, or choose another config.data.source"
+    absent = f"no {MANIFEST}, so not a (finished) packed set; {advice}"
+    refuse(directory, (not path.exists(), absent))
     content = read_input(path)
-    try:
+    with refusing(f"{path}: not valid JSON", ValueError, TypeError, advice=AGAIN):
         manifest = dict(parse_json(content))
-    except (ValueError, TypeError) as error:
-        raise BadInputError(f"{path}: not valid JSON ({error}); prepare the set again") from None
     check_format(manifest, FORMAT_VERSION, place=path)
     found = manifest.get("kind", "images")
     try:
-        of_set, of_split = NEEDED.get(found, ((), ()))
-        _ = [manifest[field] for field in of_set]
-        if not (splits := manifest["splits"].values()):
-            raise ValueError("it names no split")
-        for split in splits:
-            _ = [split[field] for field in of_split]
-            whole = [part[name] for part in (manifest, split) for name in COUNTS & part.keys()]
-            _ = [operator.index(number) for number in whole]
-            sizes = [(shard["records"], shard["bytes"]) for shard in split.get("shards", ())]
-            counts = [operator.index(records) for records, _ in sizes]
-            _ = [operator.index(size) for _, size in sizes]
-            if min(counts, default=0) < 0 or sum(counts) != split.get("count", sum(counts)):
-                raise ValueError(f"shards of {counts} records, count={split.get('count')!r}")
-        names = manifest.get("class_names", [""])  # sets of text have none
-        if not isinstance(names, list) or not names:
-            raise TypeError("class_names is no list of names")
+        problem = _problem(manifest, *NEEDED.get(found, ((), ())))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise BadInputError(f"{path}: damaged ({reason}); prepare the set again") from None
-    if kind and found != kind:
-        raise BadInputError(
-            f"{directory}: a set of {found}, not of {kind}; read it with "
-            f"--config.data.source={SOURCE_OF.get(found, found)}"
-        )
+        problem = f"{type(error).__name__}: {first_line(error)}"
+    refuse(path, (problem, f"damaged ({problem}){AGAIN}"))
+    advice = f"read it with --config.data.source={SOURCE_OF.get(found, found)}"
+    refuse(directory, (kind not in (None, found), f"a set of {found}, not of {kind}; {advice}"))
     return manifest
 
 
-def checked_shards(directory: str, split: str, shards: Sequence[Mapping[str, int]]) -> list[str]:
+def _problem(manifest: Mapping[str, Any], of_set: Sequence[str], of_split: Sequence[str]) -> str:
+    """Returns what is wrong with a manifest, "" for nothing.
+
+    Args:
+      manifest: content of dataset.json.
+      of_set: fields that it must have.
+      of_split: fields that each of its splits must have.
+
+    Raises:
+      KeyError, TypeError, ValueError, AttributeError: a field is missing, or of a wrong type.
+    """
+    _ = [manifest[name] for name in of_set]
+    if not (splits := manifest["splits"].values()):
+        return "ValueError: it names no split"
+    for split in splits:
+        _, shards = [split[name] for name in of_split], split.get("shards", ())
+        whole = [part[name] for part in (manifest, split) for name in COUNTS & part.keys()]
+        whole += [shard["bytes"] for shard in shards]
+        counts = [shard["records"] for shard in shards]
+        _ = [*map(operator.index, whole + counts)]
+        if min(counts, default=0) < 0 or sum(counts) != split.get("count", sum(counts)):
+            return f"ValueError: shards of {counts} records, count={split.get('count')!r}"
+    names = manifest.get("class_names", [""])  # sets of text have none
+    named = isinstance(names, list) and names
+    return "" if named else "TypeError: class_names is no list of names"
+
+
+def shard_paths(directory: str, split: str, shards: Sequence[Mapping[str, int]]) -> list[str]:
     """Returns the paths of a split's shards, each with the size that was written.
 
     Raises:
       BadInputError: there is no shard, or one is missing, empty or cut.
     """
-    if not shards:
-        raise BadInputError(f"{directory}: split {split} has no shards; prepare the set again")
-    paths = []
-    for index, shard in enumerate(shards):
-        path = epath.Path(directory) / shard_name(split, index, len(shards))
-        size = path.stat().length if path.exists() else None
-        if size != shard["bytes"]:
-            found = "missing" if size is None else f"{size} bytes"
-            raise BadInputError(
-                f"{path}: shard is {found}, {shard['bytes']} bytes were written; copy it again "
-                "or prepare the set again"
-            )
-        paths.append(str(path))
-    return paths
+    names = [shard_name(split, k, len(shards)) for k in range(len(shards))]
+    paths = [epath.Path(directory) / name for name in names]
+    refuse(directory, (not paths, f"split {split} has no shards{AGAIN}"))
+    for path, shard in zip(paths, shards, strict=True):
+        size, written = path.stat().length if path.exists() else None, shard["bytes"]
+        found = "missing" if size is None else f"{size} bytes"
+        advice = "copy it again or prepare the set again"
+        refuse(path, (size != written, f"shard is {found}, {written} bytes were written; {advice}"))
+    return [*map(str, paths)]
 
 
 @contextlib.contextmanager
@@ -163,25 +159,13 @@ def new_set(
     Raises:
       BadInputError: the directory holds a set and overwrite is off, or holds other things.
     """
-    if is_remote(directory):
-        raise BadInputError(
-            f"{directory}: sets are written to a local --out; copy the set there afterwards (text "
-            "may also be prepared with --beam)"
-        )
-    directory = Path(directory)
+    older, directory = _older_files(directory), Path(directory)
     folder = directory / UNFINISHED
-    if directory.exists() and not directory.is_dir():
-        raise BadInputError(f"{directory}: is a file; give --out a directory")
-    older = [path for pattern in OURS for path in directory.glob(pattern) if path != folder]
-    if others := sorted({*directory.glob("*")} - {*older, folder}):
-        raise BadInputError(
-            f"{directory}: holds other files ({others[0].name}, ...); give --out a new directory"
-        )
     plan = stored_object(folder / PLAN)
     continues = bool(plan) and plan == settings
-    if not overwrite and ((directory / MANIFEST) in older or ((older or plan) and not continues)):
-        what = "a set of other inputs or settings" if settings else "a packed set"
-        raise BadInputError(f"{directory}: already holds {what}; pass --overwrite")
+    other = (directory / MANIFEST) in older or ((older or plan) and not continues)
+    what = "a set of other inputs or settings" if settings else "a packed set"
+    refuse(directory, (other and not overwrite, f"already holds {what}; pass --overwrite"))
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     if not continues:
         shutil.rmtree(folder, ignore_errors=True)
@@ -205,6 +189,22 @@ def new_set(
     for path in sorted(written, key=lambda path: path.name == MANIFEST):
         path.replace(directory / path.name)
     shutil.rmtree(folder)
+
+
+def _older_files(place: str | Path) -> list[Path]:
+    """Returns the files of a set in a directory; raises BadInputError where it holds others."""
+    directory = place if is_remote(place) else Path(place)
+    advice = "copy the set there afterwards (text may also be prepared with --beam)"
+    refuse(directory, (is_remote(place), f"sets are written to a local --out; {advice}"))
+    folder = directory / UNFINISHED
+    older = [path for pattern in OURS for path in directory.glob(pattern) if path != folder]
+    others = [path.name for path in sorted({*directory.glob("*")} - {*older, folder})]
+    refuse(
+        directory,
+        (directory.exists() and not directory.is_dir(), "is a file; give --out a directory"),
+        (others, f"holds other files ({''.join(others[:1])}, ...); give --out a new directory"),
+    )
+    return older
 
 
 def stored_object(path: Path) -> dict[str, Any]:
@@ -261,21 +261,18 @@ def _write_split(
     paths: list[Path] = []
     for first in examples:
         paths.append(folder / f"{split}-{len(paths):05d}")
+        count = size = 0
         # Random access needs groups of one record: a reader decompresses whole groups.
         writer = array_record_module.ArrayRecordWriter(str(paths[-1]), "group_size:1")
-        count = size = 0
-        try:
+        with contextlib.closing(writer):
             for label, image in itertools.chain([first], examples):
-                writer.write(encode_record(label, image))
+                writer.write(_LABEL.pack(label) + image)
                 count += 1
                 size += len(image)
                 if size >= shard_bytes:
                     break
-        finally:
-            writer.close()
         shards.append({"records": count, "bytes": paths[-1].stat().st_size})
-    if not shards:
-        raise BadInputError(f"split {split}: no images found; check its input")
+    refuse(f"split {split}", (not shards, "no images found; check its input"))
     for index, path in enumerate(paths):
         path.rename(folder / shard_name(split, index, len(paths)))
     return shards

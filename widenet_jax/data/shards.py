@@ -19,7 +19,7 @@ from widenet_jax.data import records
 from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.input_files import bytes_in
 from widenet_jax.data.splits import check_split
-from widenet_jax.errors import BadExampleError, BadInputError, first_line
+from widenet_jax.errors import BadExampleError, BadInputError, first_line, reason_of, refuse
 from widenet_jax.files import is_remote
 
 # Raised by ArrayRecord for a record or a shard that it cannot read, and when a record that could be
@@ -64,8 +64,7 @@ class Shards:
     def check(self, shard: int) -> None:
         """Raises BadInputError unless the shard can be opened and holds all its records."""
         problem = _shard_problem(self.paths[shard], self.sizes[shard])
-        if problem:
-            raise BadInputError(f"{self.paths[shard]}: shard is {problem}; {self.remedy}")
+        refuse(self.paths[shard], (problem, f"shard is {problem}; {self.remedy}"))
 
     def check_all(self) -> None:
         """Checks every shard; raises BadInputError for the first bad one."""
@@ -82,17 +81,14 @@ def _shard_problem(path: str, size: int) -> str | None:
     try:
         if not bytes_in(path):
             return "empty (0 bytes)"
-    except FileNotFoundError:
-        return "missing"
-    except OSError as error:
-        return f"unreadable ({error.strerror or first_line(error)})"
-    try:
         reader = array_record_module.ArrayRecordReader(path)
         found = reader.num_records()
         reader.close()  # raises the errors of the calls before
-    except RuntimeError as error:
-        if is_remote(path):  # the connection may have failed
-            return f"unreadable ({first_line(error)})"
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError) or is_remote(path):  # the connection may have failed
+            return f"unreadable ({reason_of(error)})"
         found = 0
     # The index is at the end of a shard, so no record is found in one that is cut short.
     return None if found == size else f"cut short or damaged ({found} of {size} records found)"
@@ -148,21 +144,14 @@ class PackedSet(Packed):
         self.manifest = records.read_manifest(directory, kind)
         check_split(split, tuple(self.manifest["splits"]), f"config.data.path={directory}")
         shards = self.manifest["splits"][split]["shards"]
-        paths = records.checked_shards(directory, split, shards)
+        paths = records.shard_paths(directory, split, shards)
         # An input without a document of this split has made a shard without records.
-        held = [(path, s["records"]) for path, s in zip(paths, shards, strict=True) if s["records"]]
-        sizes = [size for _, size in held]
-        self._shards = Shards(
-            paths=[path for path, _ in held],
-            sizes=sizes,
-            skips=[0] * len(sizes),
-            takes=sizes,
-            remedy="copy the shard again or prepare the set again",
-            unit=unit,
-        )
+        held = {path: s["records"] for path, s in zip(paths, shards, strict=True) if s["records"]}
+        sizes, remedy = [*held.values()], "copy the shard again or prepare the set again"
+        self._shards = Shards([*held], sizes, [0] * len(sizes), sizes, remedy, unit)
         # Opens no file yet. Given "path[first:last]", ArrayRecord does not count the records. It
         # opens a shard at the first read, and a pickled copy opens its own. A process that has read
         # must not fork and read in the child: ArrayRecord's threads do not survive the fork.
         self._records = array_record_data_source.ArrayRecordDataSource(
-            [f"{path}[0:{size}]" for path, size in held]
+            [f"{path}[0:{size}]" for path, size in held.items()]
         )

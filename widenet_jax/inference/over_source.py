@@ -13,10 +13,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.data.blocks import example_spec
+from widenet_jax.data.blocks import example_spec, skips
 from widenet_jax.data.contract import DataInfo, Source
+from widenet_jax.data.foreign import try_source
 from widenet_jax.data.labelled import LabelledImages, with_classes
-from widenet_jax.data.sources import build_source, build_transforms, check_source, stream_info
+from widenet_jax.data.sources import build_source, build_transforms, stream_info
 from widenet_jax.errors import BadInputError
 from widenet_jax.evaluation import total
 from widenet_jax.experiment import build_task, evaluate_batch
@@ -140,7 +141,7 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
     """
     config, info = trained.config, trained.info
     source = build_source(config.data, config.data.eval_split, info)
-    check_source(source, f"split {config.data.eval_split}", config)
+    try_source(source, f"split {config.data.eval_split}", config)
     if isinstance(source, LabelledImages):
         source = with_classes(source, trained.class_names, place=trained.place)
     if "vocab_size" in info:
@@ -153,7 +154,7 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
 def check_shapes(trained: Trained, source: Source, transform: Any) -> None:
     """Raises BadInputError where the examples of a set have other shapes than the model reads."""
     config, wanted = trained.config, trained.task.batch_spec(1)
-    spec = example_spec(source, transform, on_bad_example=config.data.on_bad_example)
+    spec = example_spec(source, transform, skip=skips(config.data.on_bad_example))
     for name in spec.keys() & wanted.keys():
         there, here = wanted[name].shape[1:], spec[name].shape
         if there != here:

@@ -25,7 +25,7 @@ from widenet_jax.checkpoint.series import steps_in
 from widenet_jax.config.durations import to_steps
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment
-from widenet_jax.nn.loop import Loop
+from widenet_jax.nn.loop import draw_loops
 from widenet_jax.optim.build import build_learning_rate
 from widenet_jax.run.stopping import say
 
@@ -368,9 +368,11 @@ def changes_by_length(experiment: Experiment, before: int, done: int) -> dict[st
             f"the learning rate of step {done:,} was {old(done - 1):.3g}, the next one's is "
             f"{new(done):.3g}, and the last one's, of step {now:,}, is {new(now - 1):.3g}"
         )
-    loop = Loop.of(experiment.model.loop)
+    loop = experiment.model.loop
     if loop.counts.train == "grow":
-        first, then = (loop.draw(None, np.append(steps, done) / end) for end in (before, now))
+        first, then = (
+            draw_loops(loop, None, np.append(steps, done) / end) for end in (before, now)
+        )
         if not np.array_equal(first[:-1], then[:-1]):
             found["other loops"] = (
                 f"the loops of step {done:,} were {first[-2]}, the next one's are {then[-1]}"

@@ -228,8 +228,8 @@ def test_a_stream_without_the_token_after_each_window_is_refused(text: str):
     good = open_stream(text, "train", T)
     short = Short(**{field.name: getattr(good, field.name) for field in dataclasses.fields(good)})
     assert open_data(config, splits=(good, good)).data_info.stream.bytes_per_token == 1
-    for splits, name in (((short, good), "training"), ((good, short), "evaluation")):
-        problem = rf"^{name} data: read_windows of one index returns an array \[1, 3\]; it must be"
+    for splits, name in (((short, good), "data"), ((good, short), "eval_data")):
+        problem = rf"^{name}: read_windows of one index returns an array \[1, 3\]; it must be"
         with pytest.raises(BadInputError, match=problem):
             open_data(config, splits=splits)
 

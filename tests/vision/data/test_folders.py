@@ -14,8 +14,9 @@ from image_sources import AUGMENT, png, refused
 from messy_photos import as_pillow_reads, left_out, readable, unreadable, write, write_folder
 from ml_collections import ConfigDict
 
-from widenet_jax.data import records, sources
-from widenet_jax.data.sources import build_source, missing_classes, open_data, overview
+from widenet_jax.data import labelled, records
+from widenet_jax.data.labelled import missing_classes
+from widenet_jax.data.sources import build_source, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data import files
 from widenet_jax.vision.data.folders import Holdout
@@ -116,8 +117,8 @@ def test_classes_are_counted_where_the_task_weights_them(folder):
     examples = [(k, png(k)) for k in (1, 0, 1)]
     records.write_set(folder / "set", {"train": examples}, class_names="abc", provenance={})
     packed = ArrayRecord(str(folder / "set"), "train")
-    assert sources.class_counts(packed) == (1, 2, 0)
-    assert sources.largest_share(packed) is None  # only reading all of it would tell
+    assert labelled.class_counts(packed) == (1, 2, 0)
+    assert labelled.largest_share(packed) is None  # only reading all of it would tell
 
 
 def test_a_slice_of_a_folder_takes_its_share_of_every_class(folder):

@@ -8,7 +8,8 @@ import pytest
 from image_sources import refused
 
 from widenet_jax.corpus.novel import FOLDER
-from widenet_jax.data.sources import build_source, missing_classes, with_classes_of
+from widenet_jax.data.labelled import class_problems, missing_classes, with_classes
+from widenet_jax.data.sources import build_source
 from widenet_jax.vision.data.objects import Objects
 
 
@@ -55,7 +56,9 @@ def test_many_classes_are_compared_at_once():
     how = {"by_place": True, "channels": 1, "upright": False}
     train, evaluation = (Objects("data", [0], n, **how) for n in (names, names[::-1]))
     start = time.process_time()
-    found = with_classes_of(train, evaluation, {"train_split": "train", "eval_split": "test"})
+    data = {"train_split": "train", "eval_split": "test"}
+    assert not [*class_problems(train, evaluation, data)]
+    found = with_classes(evaluation, names, place="training")
     assert found.class_names == names and found.labels[0] == 29_999
     assert time.process_time() - start < 1
 

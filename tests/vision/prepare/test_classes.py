@@ -21,7 +21,7 @@ from preparing import NAMES, make_tar, photo, refused, run, write
 from small_runs import small_config
 from text_sets import reviews_config, write_tokenizer
 
-from widenet_jax.data import records, sources
+from widenet_jax.data import labelled, records, sources
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.specs import task_specs
@@ -208,7 +208,7 @@ def test_of_a_large_packed_set_a_sample_tells(tmp_path, monkeypatch):
 
     Otherwise all is read: of 41 images the sample has four, and not the only one of class 1.
     """
-    monkeypatch.setattr(sources, "LABELS_READ", 4)
+    monkeypatch.setattr(labelled, "LABELS_READ", 4)
     cases = {"apart": [2] * 6, "partly": [0, 2] * 3, "rare": [1] * 6}
     for name, evaluated in cases.items():
         (tmp_path / name).mkdir()

@@ -23,8 +23,8 @@ from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.tables import Columns, read_text, shown, trimmed
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import ArraySpec, Example, Transform
-from widenet_jax.data.labelled import alike_text, label_of
-from widenet_jax.data.sources import example_at, missing_classes
+from widenet_jax.data.foreign import example_at
+from widenet_jax.data.labelled import alike_text, label_of, missing_classes
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 from widenet_jax.files import is_text
 from widenet_jax.text.data import sequences

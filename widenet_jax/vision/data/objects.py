@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from widenet_jax.data.foreign import example_at
 from widenet_jax.data.labelled import LabelledImages, check_class_names, checked_pixels, names_text
-from widenet_jax.data.sources import example_at
 from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.vision.data.files import read_pillow
 from widenet_jax.vision.data.folders import read_photo

@@ -32,6 +32,7 @@ from widenet_jax.errors import (
     BadInputError,
     RunFailedError,
     first_line,
+    raise_first,
     refuse,
     require,
 )
@@ -82,9 +83,8 @@ class Converted:
         seen = set().union(*(self.present[split] for split in train))
         every = set().union(*self.present.values())
         if train:
-            labelled.check_seen(
-                train[0], *([self.class_names[k] for k in sorted(x)] for x in (seen, every))
-            )
+            names = ([self.class_names[k] for k in sorted(x)] for x in (seen, every))
+            raise_first(labelled.unseen(train[0], *names))
 
     def lines(self) -> list[str]:
         """Returns the notes, and lines on classes without images and on files left out."""
@@ -319,7 +319,7 @@ def read_image_folder(options: Options) -> Converted:
     present = {s: {labels[s][k] for k in source.record_labels} for s, source in found.items()}
     if (train := holdout.train_split) in found:
         seen = [class_names[k] for k in sorted(present[train])]
-        labelled.check_seen(train, seen, class_names, found[train].split_advice)
+        raise_first(labelled.unseen(train, seen, class_names, found[train].split_advice))
     return Converted(
         class_names,
         {split: examples_of(source, labels[split]) for split, source in found.items()},

@@ -1,5 +1,6 @@
 """Pictures of an image classifier's inputs: rows of augmentations, mixed as in training."""
 
+import itertools
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.config.parser import Options
-from widenet_jax.data.blocks import Complaints, augmentation_rng, read, skips
+from widenet_jax.data.blocks import augmentation_rng, read, skips
 from widenet_jax.data.contract import Example
 from widenet_jax.data.sources import build_source, overview
 from widenet_jax.errors import BadInputError
@@ -94,7 +95,6 @@ def augmentations(
     train, evaluation = build_transforms(config["augment"], data["image_size"])
     chosen = np.linspace(0, len(source) - 1, min(num_images, len(source))).astype(int)
     print(overview([(data["train_split"], source)], "images"), file=sys.stderr)
-    complaints: Complaints = []
 
     def row_of(example: Example, record: int) -> Row:
         image = train.image_of(example)
@@ -103,10 +103,10 @@ def augmentations(
         return source.class_names[example["label"]], pictures
 
     skip = skips(data["on_bad_example"])
-    rows = [
-        read(source, record, partial(row_of, record=record), complaints, skip=skip)
+    found = [
+        read(source, record, partial(row_of, record=record), skip=skip)
         for record in chosen.tolist()
     ]
-    for line in dict(complaints).values():
+    for line in dict(itertools.chain.from_iterable(complaints for _, complaints in found)).values():
         print(line, file=sys.stderr)
-    return rows
+    return [row for row, _ in found]
