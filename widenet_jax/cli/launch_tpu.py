@@ -20,7 +20,7 @@ from widenet_jax.cli.plan import DATA_SIZES, add_data_flags, plan_line, plan_of
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, seconds
-from widenet_jax.errors import STOPPED, BadInputError, refuse
+from widenet_jax.errors import STOPPED, BadInputError, raise_first, refuse
 from widenet_jax.files import check_store
 from widenet_jax.ops.launch import requests
 from widenet_jax.ops.launch.following import CloudTpu
@@ -108,7 +108,7 @@ def job_of(options: Options) -> Job:
     refuse(f"--tpu={options.tpu}", (shape, "write generation and size, as in v3-256"))
     tpu = parse_topology(options.tpu, field="--tpu")
     config = requests.check_config(options.config)
-    requests.check_places(override(load_config(options.config), options.fields))
+    raise_first(requests.unreadable(override(load_config(options.config), options.fields)))
     here = not re.match("gs://[^/]", options.workdir)
     told = "give a gs:// directory, which all workers share and which outlives the TPU"
     refuse(f"--workdir={options.workdir}", (here, told))
@@ -122,7 +122,7 @@ def job_of(options: Options) -> Job:
         arguments=(*places, *["--extend"] * options.extend, *options.fields),
         queued=options.backend == QUEUED,
         spot=options.spot,
-        runtime_version=options.runtime_version or requests.RUNTIME_VERSIONS[tpu.generation],
+        runtime_version=options.runtime_version or tpu.chip.image,
         gcloud_flags=requests.split_gcloud_flags(options.gcloud_flags),
     )
 
