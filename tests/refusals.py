@@ -1,8 +1,10 @@
-"""Commands that refuse what they are given."""
+"""Commands and functions that refuse what they are given."""
 
 from collections.abc import Callable
 
 import pytest
+
+from widenet_jax.errors import BadInputError
 
 
 def refused(capsys: pytest.CaptureFixture, main: Callable, *arguments: object) -> str:
@@ -11,3 +13,10 @@ def refused(capsys: pytest.CaptureFixture, main: Callable, *arguments: object) -
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err
     return err
+
+
+def refuses(message: str, function: Callable, *arguments: object, **named: object) -> None:
+    """Calls a function, which must raise BadInputError with one line that matches `message`."""
+    with pytest.raises(BadInputError, match=message) as caught:
+        function(*arguments, **named)
+    assert "\n" not in str(caught.value)

@@ -7,14 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import refused, refuses
 from text_sets import write_squad, write_tokenizer
 from untrained import export_untrained
 
 from configs import glue, squad, text_tiny
 from widenet_jax.cli import evaluate, export, predict
 from widenet_jax.corpus.tokenizer import load_tokenizer
-from widenet_jax.errors import BadInputError
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.text.predict import predict_classes
 from widenet_jax.trained import Trained
@@ -136,10 +135,8 @@ def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypa
         (["photo.jpg"], "photo.jpg: no table by its suffix; there are .tsv, .csv, .json, .jsonl, "),
         (["no.csv"], "no.csv: No such file"),
     ):
-        with pytest.raises(BadInputError, match=message):
-            found(*flags)
-    with pytest.raises(BadInputError, match="trained on pairs of texts: give a pair for each text"):
-        found("new.txt", model="pairs")
+        refuses(message, found, *flags)
+    refuses("trained on pairs of texts: give a pair for each text", found, "new.txt", model="pairs")
 
 
 def test_texts_that_are_cut_are_counted(folder: Path, filler: Path, capsys, tmp_path: Path):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refuses
 from sklearn.datasets import load_digits
 from small_runs import ROOT
 from untrained import export_untrained, image_spec
@@ -111,10 +112,8 @@ def test_texts(opened):
         model.predict(texts), softmax_of(model, features, "classifier"), strict=True
     ):
         assert [one["probability"] for one in found] == pytest.approx(-np.sort(-expected))
-    with pytest.raises(BadInputError, match="trained on single texts: leave the pair out"):
-        model.predict(texts, texts)
-    with pytest.raises(BadInputError, match="2 texts and 1 pairs: give a pair for each text"):
-        model.predict(texts, texts[:1])
+    refuses("trained on single texts: leave the pair out", model.predict, texts, texts)
+    refuses("2 texts and 1 pairs: give a pair for each text", model.predict, texts, texts[:1])
 
 
 def test_masks_answers_and_more_text(opened):
@@ -157,8 +156,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("kind", "call", "message"), MISTAKES)
 def test_mistakes(opened, kind: str, call: Callable, message: str):
-    with pytest.raises(BadInputError, match=message):
-        call(opened(kind))
+    refuses(message, call, opened(kind))
 
 
 def test_opening_names_the_arguments_of_python(digits_export: Path, tmp_path: Path):
@@ -177,13 +175,9 @@ def test_opening_names_the_arguments_of_python(digits_export: Path, tmp_path: Pa
         (export, {"imports": str(file)}, "^imports='.* is one file: give a list, as in .'.*mine"),
         (export, {"imports": [file]}, f"^imports={file}: there is no Python file"),
     ):
-        with pytest.raises(BadInputError, match=message):
-            wj.load(place, **how)
+        refuses(message, wj.load, place, **how)
     file.touch()
-    with pytest.raises(
-        BadInputError, match=r"has changed since; .* add imports=\['.*/it is mine.py"
-    ):
-        wj.load(export)
+    refuses(r"has changed since; .* add imports=\['.*/it is mine.py", wj.load, export)
     try:
         assert wj.load(export, imports=[file]).task == "classification"
     finally:
@@ -251,5 +245,4 @@ def test_untrained_models():
         ("widenet_b,expert=8", {}, "widenet_b has no option 'expert'; did you mean experts. there"),
         ("wt_s", {"num_classes": 10}, "wt_s.num_classes is unknown; wt_s may have vocab_size"),
     ):
-        with pytest.raises(BadInputError, match=message):
-            wj.build_model(variant, **fields)
+        refuses(message, wj.build_model, variant, **fields)

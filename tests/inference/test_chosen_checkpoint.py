@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 from etils.epath.testing import mock_epath
+from refusals import refuses
 
 import widenet_jax as wj
 from widenet_jax.checkpoint.checkpoints import CHOICES, OF_LAST, load_checkpoint
@@ -79,14 +80,11 @@ def test_commands_take_it(run: Path, tmp_path: Path, capsys):
 def test_one_that_is_not_there(run: Path, digits_export: Path, capsys):
     """In Python, at the end of a place, and as a flag; an export has none."""
     absent = r"run has no checkpoint 15; it has 20, best \(step 10\)\. A run keeps the newest"
-    with pytest.raises(BadInputError, match=absent):
-        read_model(str(run), checkpoint="15")
-    with pytest.raises(BadInputError, match="both name a checkpoint"):
-        read_model(f"{run}@last", checkpoint="best")
+    refuses(absent, read_model, str(run), checkpoint="15")
+    refuses("both name a checkpoint", read_model, f"{run}@last", checkpoint="best")
     for which in ("step_20", "", -1, 20.0, True):
         message = f"checkpoint={str(which)!r} must be last, best or a step"
-        with pytest.raises(BadInputError, match=message):
-            wj.load(run, checkpoint=which)
+        refuses(message, wj.load, run, checkpoint=which)
     assert evaluate.main([f"--workdir={run}", "--checkpoint=1.5"]) == 2
     assert "'1.5' must be last, best or a step" in capsys.readouterr().err
     for place, message in ((digits_export, "is an export"), ("hf.safetensors", "holds public")):
@@ -152,8 +150,7 @@ def test_a_directory_may_end_like_a_checkpoint(tmp_path: Path, monkeypatch: pyte
     os.mkdir(tmp_path / "mine@best")
     assert split_checkpoint(f"{tmp_path}/mine@best") == (f"{tmp_path}/mine@best", "")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(BadInputError, match="gs://b/mine@120 needs the gcsfs package: pip inst"):
-        wj.load("gs://b/mine@120")
+    refuses("gs://b/mine@120 needs the gcsfs package: pip inst", wj.load, "gs://b/mine@120")
     monkeypatch.setitem(sys.modules, "gcsfs", ModuleType("gcsfs"))
     with mock_epath(exists=lambda _, path: path == "gs://b/export@120"):
         assert split_checkpoint("gs://b/export@120") == ("gs://b/export@120", "")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from etils import epath
+from refusals import refuses
 
 from configs.variants import model_section
 from widenet_jax.checkpoint.manifest import params_sha256
@@ -68,22 +69,18 @@ def test_damaged_exports_are_refused(exported, tmp_path):
         ({"info": ["../class_names"]}, "is not a name that an export has; copy or export it again"),
     ):
         (exported / "export.json").write_text(json.dumps(record | change))
-        with pytest.raises(BadInputError, match=message):
-            read_exported(exported)
+        refuses(message, read_exported, exported)
     (exported / "export.json").write_text(json.dumps(record))
     path = exported / record["params_file"]
     whole = path.read_bytes()
     if path.suffix == ".safetensors":  # npz stores its own checksum
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(BadInputError, match="the parameters differ from the exported ones"):
-            read_exported(exported)
+        refuses("the parameters differ from the exported ones", read_exported, exported)
     path.write_bytes(whole)
     (exported / "class_names.json").write_text('["\\ud83d"]')
-    with pytest.raises(BadInputError, match=r"the class name '\\ud83d' is no text of whole char"):
-        open_trained(str(exported))
+    refuses(r"the class name '\\ud83d' is no text of whole char", open_trained, str(exported))
     (exported / "class_names.json").unlink()
-    with pytest.raises(BadInputError, match=r"class_names.json: .*copy or export it again"):
-        read_exported(exported)
+    refuses(r"class_names.json: .*copy or export it again", read_exported, exported)
 
 
 def test_an_export_is_exported_again(digits_export, tmp_path):
@@ -94,8 +91,7 @@ def test_an_export_is_exported_again(digits_export, tmp_path):
     write_exported(again, unfinished, file_format="npz")
     assert params_sha256(read_exported(again).params) == params_sha256(model.params)
     assert "not evaluated: the run has not finished" in (again / "README.md").read_text()
-    with pytest.raises(BadInputError, match="is not empty; name a new directory"):
-        write_exported(again, model, file_format="npz")
+    refuses("is not empty; name a new directory", write_exported, again, model, file_format="npz")
 
 
 @pytest.mark.parametrize(
@@ -147,16 +143,14 @@ def test_a_file_of_objects_is_refused_and_runs_no_code(tmp_path):
     np.savez(tmp_path / "evil.npz", w=objects)
     np.load(tmp_path / "evil.npz", allow_pickle=True)["w"]
     trace.unlink()  # the file does run code for a reader that unpickles
-    with pytest.raises(BadInputError, match="cannot be read as npz"):
-        read_arrays(epath.Path(tmp_path / "evil.npz"))
+    refuses("cannot be read as npz", read_arrays, epath.Path(tmp_path / "evil.npz"))
     assert not trace.exists()
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_files_that_cannot_be_read_are_one_line(suffix: str, tmp_path):
     path = epath.Path(tmp_path / f"weights{suffix}")
-    with pytest.raises(BadInputError, match="No such file"):
-        read_arrays(path)
+    refuses("No such file", read_arrays, path)
     path.write_bytes(arrays_as(path.name, {"w": np.ones(1000, np.float32)}))
     path.write_bytes(path.read_bytes()[:-500])
     with pytest.raises(BadInputError, match=f"weights{suffix}: cannot be read as") as caught:
@@ -164,8 +158,7 @@ def test_files_that_cannot_be_read_are_one_line(suffix: str, tmp_path):
     assert "\n" not in str(caught.value)
     if suffix == ".safetensors":
         path.write_bytes(arrays_as(path.name, {"w": np.int32([1])}))
-        with pytest.raises(BadInputError, match="w has type I32; weights have F64, F32, F16, BF16"):
-            read_arrays(path)
+        refuses("w has type I32; weights have F64, F32, F16, BF16", read_arrays, path)
 
 
 SHAPE = "{'descr': '<f4', 'fortran_order': False, 'shape': (8%s,)}"
@@ -181,8 +174,7 @@ def test_a_damaged_member_of_a_npz(header: str | None, told: str, tmp_path):
     text = (header or "").ljust(63) + "\n" if header else ""
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("step.npy", start + len(text).to_bytes(2, "little") + text.encode())
-    with pytest.raises(BadInputError, match=rf"a.npz: cannot be read as npz \({told}"):
-        read_arrays(epath.Path(tmp_path / "a.npz"))
+    refuses(rf"a.npz: cannot be read as npz \({told}", read_arrays, epath.Path(tmp_path / "a.npz"))
 
 
 def test_a_npz_of_compressed_arrays_one_array_and_a_name_twice(tmp_path):
@@ -202,8 +194,7 @@ def test_a_npz_of_compressed_arrays_one_array_and_a_name_twice(tmp_path):
         (twice, "two arrays have the same name"),
     ):
         path.write_bytes(bytes(content))
-        with pytest.raises(BadInputError, match=rf"a.npz: cannot be read as npz \({told}"):
-            read_arrays(path)
+        refuses(rf"a.npz: cannot be read as npz \({told}", read_arrays, path)
 
 
 def test_weights_of_pytorch(tmp_path):
@@ -216,8 +207,7 @@ def test_weights_of_pytorch(tmp_path):
     np.testing.assert_array_equal(found["w"], np.float32([1.5, -2.25]), strict=True)
     np.testing.assert_array_equal(found["position_ids"], [0, 1, 2])
     torch.save({"w": Intruder(str(tmp_path / "trace"))}, path)
-    with pytest.raises(BadInputError, match="cannot be read as bin"):
-        read_arrays(path)
+    refuses("cannot be read as bin", read_arrays, path)
     assert not (tmp_path / "trace").exists()
 
 

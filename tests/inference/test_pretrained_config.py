@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from inference import reference_bert as reference
 from ml_collections import ConfigDict
+from refusals import refuses
 
 from configs import cifar10, defaults, finetune, glue, squad
 from configs.variants import model_section
@@ -54,8 +55,7 @@ def test_the_whole_section_is_taken_and_may_be_overridden(tmp_path):
 def test_a_width_that_no_block_has(tmp_path):
     """Without the refusal a search over it would train the same model many times."""
     flags = ["--config.model.mlp_dim=64"]
-    with pytest.raises(BadInputError, match="ffn=moe is in all blocks; set"):
-        set_fields(cifar10.get_config("widenet_s"), flags)
+    refuses("ffn=moe is in all blocks; set", set_fields, cifar10.get_config("widenet_s"), flags)
     for variant in ("vit_s", "widenet_s,ffn_blocks=last_2"):
         assert set_fields(cifar10.get_config(variant), flags).model.mlp_dim == 64
     place = run(tmp_path / "begun", WIDENET)
@@ -190,5 +190,4 @@ def test_no_stored_model(content: str | None, message: str, tmp_path):
     with pytest.raises(BadInputError, match=message) as caught:
         set_fields(config(), [f"--config.init_from={tmp_path}"])
     assert "\n" not in str(caught.value)
-    with pytest.raises(BadInputError, match=r"^config.model.name=pretrained needs the model to"):
-        set_fields(config(), [])
+    refuses(r"^config.model.name=pretrained needs the model to", set_fields, config(), [])
