@@ -1,6 +1,8 @@
-"""Commands and functions that refuse what they are given."""
+"""Commands and functions that refuse what they are given; commands that answer."""
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -20,3 +22,9 @@ def refuses(message: str, function: Callable, *arguments: object, **named: objec
     with pytest.raises(BadInputError, match=message) as caught:
         function(*arguments, **named)
     assert "\n" not in str(caught.value)
+
+
+def answered(capsys: pytest.CaptureFixture, main: Callable, *arguments: object) -> Any:
+    """Runs a command, which must succeed; returns the JSON that it prints."""
+    assert main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
