@@ -46,8 +46,9 @@ def test_folders_and_patterns(run, photos, capsys):
 def test_an_overlay_replaces_no_image_of_a_folder(run, photos, capsys):
     before = (photos / "b.png").read_bytes()
     for images in (photos, f"{photos}/*.png"):
+        assert run([images, f"--overlay={photos}/b.png"]) == 2
         line = f"--overlay={photos}/b.png would replace an input; name another file"
-        assert refused(capsys, run, images, f"--overlay={photos}/b.png") == f"error: {line}\n"
+        assert capsys.readouterr().err.endswith(f"error: {line}\n")
     assert (photos / "b.png").read_bytes() == before
 
 
@@ -71,7 +72,7 @@ def test_tables(run, photos, capsys):
     assert capsys.readouterr().out == f"{table}: 4 images\n{lines}: 4 images\n"
     rows = [predict.rounded(row) for row in rows]
     assert [json.loads(line) for line in lines.read_text().splitlines()] == rows
-    head, *body = csv.reader(table.open())
+    head, *body = csv.reader(table.read_text().splitlines())
     assert head == ["image", "class_1", "probability_1", "class_2", "probability_2", "class_3",
                     "probability_3"]  # fmt: skip
     for cells, row in zip(body, rows, strict=True):
