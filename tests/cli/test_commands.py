@@ -15,9 +15,7 @@ from widenet_jax.cli.evaluate import loop_rows
 from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.vision.data.digits import Digits
 
-COMMANDS = {
-    module.__name__.split(".")[-1]: module for module in (analyze, evaluate, export, predict)
-}
+COMMANDS = {"analyze": analyze, "evaluate": evaluate, "export": export, "predict": predict}
 
 
 def run(name: str, *arguments: object) -> int:
