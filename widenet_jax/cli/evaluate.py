@@ -122,26 +122,21 @@ def evaluate_classifier(
     accuracy = classification.accuracy_of(names, found)
     result |= accuracy.as_json(unit)
     intervals = result["intervals"]
-    top_1 = f"{result['top_1']:.2%}{interval_text(intervals['top_1'])}"
+    shares = [name for name in ("top_1", "top_5", "balanced_accuracy") if name in result]
+    texts = {name: f"{result[name]:.2%}{interval_text(intervals[name])}" for name in shares}
     if out:
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
-        title = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}\ntop-1 {top_1}"
+        of_set = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}"
+        title = f"{of_set}\ntop-1 {texts['top_1']}"
         classification.draw_confusion(accuracy, out / "confusion.png", title=title)
     worst = sorted(result["per_class"].items(), key=lambda item: item[1])[:WORST]
     confused = ", ".join(f"{a} for {b} ({n:,})" for a, b, n in accuracy.confused(CONFUSED))
-    shares = [name for name in ("top_1", "top_5", "balanced_accuracy") if name in result]
     loss = interval_text(intervals["cross_entropy"], percent=False)
     data = trained.config.data
     return [
         ("split", f"{data.eval_split} of {data.path or data.source}"),
         (unit, f"{result[unit]:,} {getattr(source, 'part_of', '')}".strip()),
-        *(
-            (
-                name.replace("top_", "top-").replace("_", " "),
-                f"{result[name]:.2%}{interval_text(intervals[name])}",
-            )
-            for name in shares
-        ),
+        *((name.replace("top_", "top-").replace("_", " "), text) for name, text in texts.items()),
         ("share of the largest class", f"{result['largest_class']:.2%}"),
         ("cross-entropy", f"{result['cross_entropy']:.4f}{loss}"),
         ("hardest classes", ", ".join(f"{name} {share:.1%}" for name, share in worst)),

@@ -135,10 +135,8 @@ def calibrate_rows(options: Options) -> None:
     from widenet_jax.ops.plan import calibrate
 
     file = calibrate.MEASUREMENTS if options.calibrate is True else options.calibrate
-    rows = [
-        calibrate.calibrate(row, user_cache("plan"), NOTE)
-        for row in calibrate.read_measurements(str(file), options.rows)
-    ]
+    measured = calibrate.read_measurements(str(file), options.rows)
+    rows = [calibrate.calibrate(row, user_cache("plan"), NOTE) for row in measured]
     if options.out:
         calibrate.draw(rows, options.out)
     show(options, rows, calibrate.calibration_table(rows))

@@ -121,15 +121,13 @@ def read_to_the_end(options: Options) -> None:
     from widenet_jax.data.records import MANIFEST, read_manifest
 
     path = options.path
+    of_tfds = os.path.exists(os.path.join(path, TFDS_INFO))
+    preview_it = "look at its examples by scripts/prepare_data.py preview"
     refuse(
         path,
         (is_remote(path), "check reads local files; copy it here and check the copy"),
         (not os.path.exists(path), "no such file or directory"),
-        (
-            os.path.exists(os.path.join(path, TFDS_INFO)),
-            "a set of TFDS, which a run checks as it opens it; look at its examples by "
-            "scripts/prepare_data.py preview",
-        ),
+        (of_tfds, f"a set of TFDS, which a run checks as it opens it; {preview_it}"),
     )
     if os.path.exists(os.path.join(path, MANIFEST)):
         manifest = read_manifest(path, None)

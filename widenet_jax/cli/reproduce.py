@@ -85,13 +85,9 @@ def run(options: Options) -> int:
     options.seeds = options.seeds or max(one.seeds for one in experiments) or scale.seeds
     wanted = runs_of(scale, runnable(scale, chosen(options.experiments, options.sizes.split(","))))
     directory = Directory(options.workdir, options.trial_workdir, dry=options.dry_run)
-    trials = {
-        one: [
-            trial_of(one, seed, directory, options.data_dir, options.fields)
-            for seed in range(options.seeds)
-        ]
-        for one in runs_of(scale, experiments)
-    }
+    seeds, how = range(options.seeds), (directory, options.data_dir, options.fields)
+    runs = runs_of(scale, experiments)
+    trials = {one: [trial_of(one, seed, *how) for seed in seeds] for one in runs}
     asked = {one: trials[one] for one in wanted}
     command = launching(options.launch, scale) if options.launch else Trial.command
     if options.dry_run:
@@ -128,11 +124,8 @@ def begin(asked: Trials, directory: Directory, options: Options) -> None:
     own_data = any(one.startswith(DATA_FIELDS) for one in options.fields)
     if "://" not in options.data_dir and not own_data:  # else the run itself checks them
         paths = (Path(options.data_dir) / run.stage.data for run in asked if run.stage.data)
-        raise_first(
-            f"there is no {path}; scripts/prepare_data.py makes it, --data_dir says where"
-            for path in paths
-            if not path.exists()
-        )
+        told = "scripts/prepare_data.py makes it, --data_dir says where"
+        raise_first(f"there is no {path}; {told}" for path in paths if not path.exists())
     first = [trial for one, of in asked.items() if not one.backbone for trial in of]
     if not options.launch:  # launched runs read their data on another machine
         check_shared([trial for trial in first if not directory.result(trial)])

@@ -88,12 +88,8 @@ def write_exported(
 
 def plain_files(model: Stored, place: str, file: str) -> dict[str, Any]:
     """Returns what `read_exported` reads."""
-    record = {
-        "format_version": FORMAT_VERSION,
-        "params_file": file,
-        "info": sorted(model.info),
-        **record_of(model),
-    }
+    record = {"format_version": FORMAT_VERSION, "params_file": file, "info": sorted(model.info)}
+    record |= record_of(model)
     return {
         file: arrays_as(file, flax.traverse_util.flatten_dict(model.params, sep="/")),
         "README.md": model_card(model.config, model.info, record).encode(),
@@ -203,13 +199,9 @@ def read_exported(directory: epath.Path) -> Stored:
     changed = params_sha256(params) != record["params_sha256"]
     told = "the parameters differ from the exported ones; copy or export it again"
     refuse(directory / file, (changed, told))
-    return Stored(
-        params=params,
-        config=read_json(directory / "config.json"),
-        info={name: read_json(directory / f"{name}.json") for name in info},
-        step=record["step"],
-        result=record["result"],
-    )
+    config, *values = (read_json(directory / f"{name}.json") for name in ("config", *info))
+    known = dict(zip(info, values, strict=True))
+    return Stored(params, config, known, record["step"], result=record["result"])
 
 
 # --- Flat files of named arrays. Pickled objects are refused, because they can run code.

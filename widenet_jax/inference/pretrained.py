@@ -40,6 +40,7 @@ WITHOUT_EFFECT = {
 # Files in a directory of Hugging Face's; large models have several.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
+OWN_MODEL = "finetune with the config.model it was trained with"
 # Packages, which may be absent, whose errors tell of credentials and networks.
 REMOTE_PACKAGES = {"aiohttp", "fsspec", "gcsfs", "google", "requests"}
 
@@ -188,7 +189,7 @@ def other_functions(
     if width in differ:
         name = variant_of(there)
         fix = f"it is {name}: name that after the colon of --config, as :{name}"
-        fix = fix if name else "finetune with the config.model it was trained with"
+        fix = fix if name else OWN_MODEL
         yield f"{source} has {width}={there[width]}, this run's model {here[width]}; {fix}"
     if odd := [name for name in CHECKED if name in differ]:
         named = ", ".join(f"{name}={here[name]}" for name in odd)
@@ -324,14 +325,11 @@ def finetune_params(
     new, old = (flax.traverse_util.flatten_dict(tree, sep="/") for tree in (fresh, pretrained))
     fitted = {k: fit(k, old[k], new[k].shape, model) for k in sorted(new.keys() & old.keys())}
     fits = {k: k in fitted and fitted[k].shape == new[k].shape for k in old | new}
+    told = dict.fromkeys(fits, "in only one of the two") | {
+        k: f"{list(x.shape)} there and {list(new[k].shape)} here" for k, x in fitted.items()
+    }
     raise_first(
-        f"config.init_from={source} holds another model: {k} is "
-        + (
-            f"{list(fitted[k].shape)} there and {list(new[k].shape)} here"
-            if k in fitted
-            else "in only one of the two"
-        )
-        + "; finetune with the config.model it was trained with"
+        f"config.init_from={source} holds another model: {k} is {told[k]}; {OWN_MODEL}"
         for k in sorted(fits, key=lambda k: (k in fitted, k))
         if part(k) not in rules and not fits[k]
     )

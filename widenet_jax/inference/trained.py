@@ -107,14 +107,9 @@ def read_model(
     import_remembered(config, place)
     metric = resolve(task_spec(config["task"]["name"]).task).primary_metric_of(ConfigDict(config))
     apart = OF_THE_RUN | {metric.name}  # which the meta of best/ has
-    stored = Stored(
-        params=to_host(found.items["params"]),
-        config=config,
-        info={k: v for k, v in found.meta.items() if k not in apart},
-        step=step,
-        result=result_at(path, step),
-    )
-    return with_names(stored, place)
+    params, result = to_host(found.items["params"]), result_at(path, step)
+    info = {name: value for name, value in found.meta.items() if name not in apart}
+    return with_names(Stored(params, config, info, step, result=result), place)
 
 
 def with_names(model: Stored, place: str) -> Stored:
