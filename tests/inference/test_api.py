@@ -105,8 +105,6 @@ def test_texts(opened):
     shares = softmax_of(model, features, "classifier")
     for found, expected in zip(model.predict(texts), shares, strict=True):
         assert [one["probability"] for one in found] == pytest.approx(-np.sort(-expected))
-    refuses("trained on single texts: leave the pair out", model.predict, texts, texts)
-    refuses("2 texts and 1 pairs: give a pair for each text", model.predict, texts, texts[:1])
 
 
 def test_masks_answers_and_more_text(opened):
