@@ -320,27 +320,8 @@ def finetune_params(
     Raises:
       BadInputError: the backbones differ, or a frozen parameter would be random.
     """
-    rules = {name: found.taken for name, found in parts().items()}
-    fit = resolve(model_spec(model["name"]).fit) or (lambda path, value, shape, model: value)
     new, old = (flax.traverse_util.flatten_dict(tree, sep="/") for tree in (fresh, pretrained))
-    fitted = {k: fit(k, old[k], new[k].shape, model) for k in sorted(new.keys() & old.keys())}
-    fits = {k: k in fitted and fitted[k].shape == new[k].shape for k in old | new}
-    told = dict.fromkeys(fits, "in only one of the two") | {
-        k: f"{list(x.shape)} there and {list(new[k].shape)} here" for k, x in fitted.items()
-    }
-    raise_first(
-        f"config.init_from={source} holds another model: {k} is {told[k]}; {OWN_MODEL}"
-        for k in sorted(fits, key=lambda k: (k in fitted, k))
-        if part(k) not in rules and not fits[k]
-    )
-    names = [k for k in fitted if part(k) not in rules]
-    head = [k for k in fits if rules.get(part(k)) == SAME_CLASSES]
-    kept = same_classes and head and all(fits[k] for k in head)
-    names += head if kept else []
-    for scope in [name for name, rule in rules.items() if rule == WHERE_IT_FITS]:
-        inside = [k for k in new if part(k) == scope]
-        names += inside if all(fits[k] for k in inside) else []
-    taken = {k: fitted[k] for k in names}
+    taken, kept = taken_from(old, new, model, source=source, same_classes=same_classes)
     missing = sorted(new.keys() - taken.keys())
     raise_first(
         f"config.optimizer.freeze would keep {part(path)} random, because config.init_from="
@@ -363,6 +344,42 @@ def finetune_params(
     }
     line = "; ".join(f"{what}: {names}" for what, names in notes.items() if names)
     return flax.traverse_util.unflatten_dict(new | taken, sep="/"), line
+
+
+def taken_from(
+    old: Mapping, new: Mapping, model: Mapping, *, source: str, same_classes: bool
+) -> tuple[dict[str, np.ndarray], bool]:
+    """Returns the parameters to take, fitted to the shapes of `new`; and whether the head is one.
+
+    Args:
+      old, new: parameters by path.
+      model, source, same_classes: as of `finetune_params`.
+
+    Raises:
+      BadInputError: the backbones differ.
+    """
+    rules = {name: found.taken for name, found in parts().items()}
+    fit = resolve(model_spec(model["name"]).fit) or (lambda path, value, shape, model: value)
+    both = sorted(new.keys() & old.keys())
+    whole = {k for k in both if rules.get(part(k), WHERE_IT_FITS) != WHERE_IT_FITS}
+    fitted = {k: old[k] if k in whole else fit(k, old[k], new[k].shape, model) for k in both}
+    fits = {k: k in fitted and fitted[k].shape == new[k].shape for k in old | new}
+    told = dict.fromkeys(fits, "in only one of the two") | {
+        k: f"{list(x.shape)} there and {list(new[k].shape)} here" for k, x in fitted.items()
+    }
+    raise_first(
+        f"config.init_from={source} holds another model: {k} is {told[k]}; {OWN_MODEL}"
+        for k in sorted(fits, key=lambda k: (k in fitted, k))
+        if part(k) not in rules and not fits[k]
+    )
+    names = [k for k in fitted if part(k) not in rules]
+    head = [k for k in fits if rules.get(part(k)) == SAME_CLASSES]
+    kept = same_classes and head and all(fits[k] for k in head)
+    names += head if kept else []
+    for scope in [name for name, rule in rules.items() if rule == WHERE_IT_FITS]:
+        inside = [k for k in new if part(k) == scope]
+        names += inside if all(fits[k] for k in inside) else []
+    return {k: fitted[k] for k in names}, bool(kept)
 
 
 def part_names(paths: Iterable[str]) -> str:
