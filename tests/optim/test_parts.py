@@ -16,9 +16,9 @@ from widenet_jax.optim.build import (
     build_optimizer,
     check_freeze,
     count_frozen,
-    layer_factors,
     places_in,
     stop_frozen,
+    update_factors,
 )
 from widenet_jax.param_names import path_names
 
@@ -46,6 +46,11 @@ def updates(**changes: object) -> tuple[dict, dict]:
     )  # fmt: skip
     gradients = jax.tree.map(jnp.ones_like, PARAMS)
     return tx.update(gradients, tx.init(PARAMS), PARAMS)
+
+
+def layer_factors(params: dict, decay: float, **blocks: object) -> dict:
+    section = {"layer_decay": decay, "tied_rate": "none"}
+    return update_factors(params, section, **blocks)
 
 
 def test_layer_factors_by_hand():
