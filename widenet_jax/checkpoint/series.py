@@ -25,9 +25,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from widenet_jax.checkpoint import failed_save
+from widenet_jax.checkpoint import failed_save  # noqa: F401  # failed saves end quietly
 from widenet_jax.checkpoint.manifest import damage, write_manifest
-from widenet_jax.errors import BadInputError, RunFailedError, check_format, first_line
+from widenet_jax.errors import RunFailedError, check_format, first_line, refuse, refuse_value
 from widenet_jax.files import is_remote, matching
 from widenet_jax.typing import PyTree
 
@@ -65,15 +65,22 @@ class Series:
         self.writing: threading.Thread | None = None
         self.error: CannotWriteError | None = None
         self.step = NONE  # step of the checkpoint last written or read
-        self.operation = ""  # Orbax's name of the last save
         # Orbax synchronises hosts at numbered barriers. Two series may save at the same time, so
         # each has its own prefix: with a shared count, hosts could reach the barriers in different
         # orders and deadlock.
         name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
         hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
-        commit = ocp.AsyncOptions(post_finalization_callback=self._before_commit)
+        # Directories are made before a save begins. Threads that wait for a directory which cannot
+        # be made would keep a process from ending for minutes.
+        commit = ocp.AsyncOptions(
+            post_finalization_callback=self._before_commit, create_directories_asynchronously=False
+        )
         items = {name: ocp.StandardCheckpointHandler() for name in ("params", "opt_state", "carry")}
-        handler = ocp.CompositeCheckpointHandler(**items, meta=ocp.JsonCheckpointHandler())
+        handler = ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(hosts, async_options=commit),
+            **items,
+            meta=ocp.JsonCheckpointHandler(),
+        )
         self.checkpointer = ocp.AsyncCheckpointer(
             handler, async_options=commit, multiprocessing_options=hosts
         )
@@ -94,9 +101,7 @@ class Series:
             self._remove_uncommitted(step)
             self.checkpointer.save(self.directory / str(step), args=args)
         except Exception as error:
-            self.operation = failed_save.operation()
             raise self._cannot_write(error, size) from error
-        self.operation = failed_save.operation()
         self.writing = threading.Thread(target=self._finish, args=(size,), name="checkpoint")
         self.writing.start()
 
@@ -132,7 +137,6 @@ class Series:
         if full := is_full(error):
             lack, mend = space_text(self.directory, size)  # before anything is removed
             problem = f"{full}{lack}"
-        failed_save.end_threads(self.operation)
         with suppress(OSError):
             self.remove_unfinished()
         return CannotWriteError(
@@ -213,11 +217,12 @@ class Series:
             if meta["step"] != step:  # a copied or renamed directory
                 damaged[step] = f"holds step {meta['step']}, whose name it must have"
                 continue
-            if fingerprint not in (None, meta["fingerprint"]):
-                raise BadInputError(
-                    f"checkpoint {step} in {self.directory} holds a different model from the one "
-                    "in the config; use a new --workdir, or the config that trained the checkpoint"
-                )
+            problem = (
+                f"in {self.directory} holds a different model from the one in the config; use a "
+                "new --workdir, or the config that trained the checkpoint"
+            )
+            other = fingerprint not in (None, meta["fingerprint"])
+            refuse_value(f"checkpoint {step}", (other, problem))
             args = {
                 name: ocp.args.StandardRestore(self._target(step, name, target))
                 for name, target in targets.items()
@@ -307,9 +312,10 @@ def steps_in(directory: epath.Path) -> list[int]:
     Raises:
       BadInputError: it is a file.
     """
-    if directory.exists() and not directory.is_dir():
-        raise BadInputError(f"{directory} is a file, and must hold checkpoints; move it away")
-    return sorted(ocp.utils.checkpoint_steps(directory)) if directory.exists() else []
+    there = directory.exists()
+    is_file = there and not directory.is_dir()
+    refuse_value(directory, (is_file, "is a file, and must hold checkpoints; move it away"))
+    return sorted(ocp.utils.checkpoint_steps(directory)) if there else []
 
 
 @jax.jit
@@ -339,12 +345,11 @@ def check_space(
     needed = (keep + 3) * checkpoint_bytes
     there = sum(directory_bytes(workdir / folder) for folder in folders)
     free = free_bytes(workdir)
-    if free + there < needed:
-        raise BadInputError(
-            f"--workdir={workdir}: its checkpoints take up to {megabytes(needed)}, and only "
-            f"{megabytes(free)} are free there; make room, choose another --workdir, or lower "
-            f"--config.checkpoint.keep={keep}"
-        )
+    problem = (
+        f"its checkpoints take up to {megabytes(needed)}, and only {megabytes(free)} are free "
+        f"there; make room, choose another --workdir, or lower --config.checkpoint.keep={keep}"
+    )
+    refuse(f"--workdir={workdir}", (free + there < needed, problem))
 
 
 def directory_bytes(directory: epath.Path) -> int:

@@ -37,7 +37,14 @@ import optax
 from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
 from widenet_jax.config.files import configs_module
-from widenet_jax.errors import BadInputError, check_fields, choose, nearest, raise_first
+from widenet_jax.errors import (
+    BadInputError,
+    check_fields,
+    choose,
+    nearest,
+    raise_first,
+    refuse_value,
+)
 from widenet_jax.param_names import is_balance_bias, map_with_path
 from widenet_jax.specs import parts, resolve
 from widenet_jax.typing import Array, PyTree
@@ -105,11 +112,8 @@ def build_learning_rate(optimizer: Mapping[str, Any], **run: int) -> optax.Sched
     warmup_steps = to_steps(optimizer["warmup"], field=f"{WHERE}.warmup", **run, may_be_zero=True)
     name, peak = optimizer["schedule"], optimizer["learning_rate"]
     end = peak if name == "constant" else optimizer["end_learning_rate"]
-    if end > peak:
-        raise BadInputError(
-            f"{WHERE}.end_learning_rate={end:g} is above learning_rate={peak:g}; "
-            f"add --{WHERE}.end_learning_rate=0"
-        )
+    problem = f"is above learning_rate={peak:g}; add --{WHERE}.end_learning_rate=0"
+    refuse_value(f"{WHERE}.end_learning_rate={end:g}", (end > peak, problem))
     return build_schedule(name, peak, end, warmup_steps, run["total_steps"])
 
 
@@ -118,8 +122,8 @@ def _of_parts(
 ) -> Transformation:
     """Adds factors, signs, frozen parameters and the average, where there are such."""
     decay, tied = section["layer_decay"], section["tied_rate"]
-    if not 0 < decay <= 1:
-        raise BadInputError(f"{WHERE}.layer_decay={decay:g} must be above 0, and 1 (none) at most")
+    bad_decay = not 0 < decay <= 1, "must be above 0, and 1 (none) at most"
+    refuse_value(f"{WHERE}.layer_decay={decay:g}", bad_decay)
     choose(TIED_RATES, tied, field=f"{WHERE}.tied_rate")
     if decay < 1 or tied != "none":
         scale = partial(jax.tree.map, lambda u, f: (u * f).astype(u.dtype))
@@ -196,10 +200,8 @@ def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
     paths = param_names.path_names(params)
     excluded = frozenset(filter(chosen, paths))
     if regex and not excluded:
-        raise BadInputError(
-            f"{WHERE}.decay_exclude={regex!r} matches no parameter path in full; "
-            f"the nearest is {nearest(regex, paths)}"
-        )
+        near = f"matches no parameter path in full; the nearest is {nearest(regex, paths)}"
+        raise BadInputError(f"{WHERE}.decay_exclude={regex!r} {near}")
     return Exclusions(lambda path: small(path) or path in excluded, small)
 
 
@@ -334,13 +336,12 @@ def check_freeze(optimizer: Mapping[str, Any], params: PyTree, init_from: str) -
     """
     freeze = optimizer["freeze"]
     frozen = choose(FREEZES, freeze, field=f"{WHERE}.freeze")
-    if freeze != "none" and not init_from:
-        raise BadInputError(
-            f"{WHERE}.freeze={freeze} would freeze random parameters; name a trained "
-            "model: --config.init_from=DIR"
-        )
-    if all(map(frozen, param_names.path_names(params))):
-        raise BadInputError(f"{WHERE}.freeze={freeze} leaves no parameter to train")
+    random = "would freeze random parameters; name a trained model: --config.init_from=DIR"
+    refuse_value(
+        f"{WHERE}.freeze={freeze}",
+        (freeze != "none" and not init_from, random),
+        (all(map(frozen, param_names.path_names(params))), "leaves no parameter to train"),
+    )
 
 
 def count_frozen(params: PyTree, freeze: str) -> int:
