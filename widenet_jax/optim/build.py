@@ -357,27 +357,16 @@ def stop_frozen(params: PyTree, freeze: str) -> PyTree:
     return map_with_path(lambda path, x: stop(x) if is_frozen(path, freeze) else x, params)
 
 
-def in_two(
-    names: tuple[str, str],
-    matches: Callable[[str], bool],
-    matched: Transformation,
-    other: Transformation,
-) -> Transformation:
-    """Returns an optimizer that updates the parameters whose paths match, and one of the others.
-
-    Args:
-      names: of both in the optimizer's state.
-      matches: is given a path.
-      matched: updates those that match.
-      other: updates the others.
-    """
-    labels = partial(map_with_path, lambda path, _: names[not matches(path)])
-    return optax.multi_transform(dict(zip(names, (matched, other), strict=True)), labels)
+def by_path(name_of: Callable[[str], str], **optimizers: Transformation) -> Transformation:
+    """Returns an optimizer that updates each parameter by the one that its path names."""
+    labels = partial(map_with_path, lambda path, _: name_of(path))
+    return optax.multi_transform(optimizers, labels)
 
 
 def without_frozen(tx: Transformation, freeze: str) -> Transformation:
     """Returns `tx` for the other parameters alone; the frozen ones have no update and no state."""
-    return in_two(("frozen", "trained"), FREEZES[freeze], optax.set_to_zero(), tx)
+    name_of = lambda path: "frozen" if is_frozen(path, freeze) else "trained"  # noqa: E731
+    return by_path(name_of, frozen=optax.set_to_zero(), trained=tx)
 
 
 def with_signs(tx: Transformation, rate: float) -> Transformation:
@@ -387,7 +376,7 @@ def with_signs(tx: Transformation, rate: float) -> Transformation:
     acts on it, and it is no part of the norm that clips the others.
     """
     signs = optax.stateless(lambda updates, _: jax.tree.map(lambda g: -rate * jnp.sign(g), updates))
-    return in_two(("sign", "other"), is_balance_bias, signs, tx)
+    return by_path(lambda path: "sign" if is_balance_bias(path) else "other", sign=signs, other=tx)
 
 
 def gradient_norm(gradients: PyTree) -> Array:
