@@ -247,18 +247,10 @@ class Series:
         """
         found, failure = NONE, None
         if jax.process_index() == 0:
-            steps = [s for s in self.steps() if only in (None, s) and s not in damaged]
-            for step in reversed(steps):
-                try:
-                    with errors_of_reading(self.directory / str(step)):
-                        problem = damage(self.directory / str(step))
-                except CannotReadError as error:  # raised when the other hosts know
-                    failure = error
-                    break
-                if problem is None:
-                    found = step
-                    break
-                damaged[step] = problem
+            try:
+                found = self._newest_whole(damaged, only)
+            except CannotReadError as error:  # raised when the other hosts know
+                failure = error
         # Every host must know whether any checkpoint is damaged, because this decides between an
         # error and a new run. Only the first host knows which.
         found, count, failed = multihost_utils.broadcast_one_to_all(
@@ -269,6 +261,17 @@ class Series:
         if count and not damaged:
             damaged[NONE] = "see the message of the first process"
         return int(found)
+
+    def _newest_whole(self, damaged: dict[int, str], only: int | None) -> int:
+        """As `_next_whole`, on the first host."""
+        for step in reversed(self.steps()):
+            if only in (None, step) and step not in damaged:
+                with errors_of_reading(self.directory / str(step)):
+                    problem = damage(self.directory / str(step))
+                if problem is None:
+                    return step
+                damaged[step] = problem
+        return NONE
 
     def _read(self, step: int, **args: Any) -> Any:
         path = self.directory / str(step)

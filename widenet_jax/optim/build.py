@@ -150,8 +150,8 @@ class Exclusions(NamedTuple):
 def _lamb(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
     from widenet_jax.optim.lamb import lamb  # a run with another optimizer does without
 
-    arguments = _adam_arguments(section, exclude)
-    return lamb(schedule, **arguments, exclude_trust_ratio=exclude.trust_ratio)
+    fields = _adam_arguments(section, exclude)
+    return lamb(schedule, **fields, exclude_trust_ratio=exclude.trust_ratio)
 
 
 def _adamw(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
