@@ -142,35 +142,72 @@ LANGUAGE_MODEL = {
     "top_k_mlp": (None, "the section of ffn=top_k_mlp"),
     "product_key": (None, "the section of ffn=product_key"),
 }
-LOOP = {  # config.model.loop, see widenet_jax/nn/loop.py
+LOOP = {  # config.model.loop, see widenet_jax/nn/loop_settings.py
     "prelude": (0, "own blocks before the core", 0, 2**10),
     "core": (((12, 1),), '(layers, loops) of each group; ((1, 12),): a block 12 times; ("ABA", 1)'),
     "coda": (0, "own blocks after the core", 0, 2**10),
-    "inject": ("none", "none, add, linear: how the state before the core enters each loop"),
-    "start": ("prelude", "prelude, zeros, noise: the state with which the core begins"),
-    "condition": ("none", "none, index, index_state: what modulates the core's norms in each loop"),
-    "routing": ("own", "own; first: each loop takes the experts of its layer's first loop"),
+    "inject": (
+        "none",
+        "none, add, linear: how the state before the core enters each loop",
+        ("none", "add", "linear"),
+    ),
+    "start": (
+        "prelude",
+        "prelude, zeros, noise: the state with which the core begins",
+        ("prelude", "zeros", "noise"),
+    ),
+    "condition": (
+        "none",
+        "none, index, index_state: what modulates the core's norms in each loop",
+        ("none", "index", "index_state"),
+    ),
+    "routing": (
+        "own",
+        "own; first: each loop takes the experts of its layer's first loop",
+        ("own", "first"),
+    ),
     "embed": (False, "a learned vector of each loop is added as it begins"),
     "state_norm": (False, "a norm of the state ends each loop"),
-    "residual_scale": ("1", "of the core's branches: 1, 1/loops, 1/(loops*sqrt(layers))"),
+    "residual_scale": (
+        "1",
+        "of the core's branches: 1, 1/loops, 1/(loops*sqrt(layers))",
+        ("1", "1/loops", "1/(loops*sqrt(layers))"),
+    ),
 }
+TIES = ("none", "loops", "core")
 TIE = {  # config.model.loop.tie: what shares weights in the core: none, loops of a layer, core
-    "attention": ("loops", "none, loops, core"),
-    "experts": ("loops", "the feed-forward, with experts or dense: none, loops, core"),
-    "router": ("experts", "of the experts: experts (as they are), none, loops, core"),
-    "norms": ("none", "of a block: none, loops, core"),
+    "attention": ("loops", "none, loops, core", TIES),
+    "experts": ("loops", "the feed-forward, with experts or dense: none, loops, core", TIES),
+    "router": (
+        "experts",
+        "of the experts: experts (as they are), none, loops, core",
+        (*TIES, "experts"),
+    ),
+    "norms": ("none", "of a block: none, loops, core", TIES),
 }
 COUNTS = {  # config.model.loop.counts: of each group that loops
-    "train": ("fixed", "fixed: as core says; poisson; grow: from 1 to the core's in equal stages"),
+    "train": (
+        "fixed",
+        "fixed: as core says; poisson; grow: from 1 to the core's in equal stages",
+        ("fixed", "poisson", "grow"),
+    ),
     "mean": (0, "of poisson, m; 0: the core's", 0, 2**10),
     "sigma": (0.5, "of poisson, the deviation of log m", 0, 4),
     "backprop_last": (8, "of poisson, the loops with a gradient", 1, 2**10),
     "eval": (0, "loops in evaluation; 0: as trained", 0, 2**10),
 }
 EXIT = {  # config.model.loop.exit: predictions after each loop, of language models without a memory
-    "loss": ("last", "last loop's; mean over loops; expected: of a gate that learns when to leave"),
+    "loss": (
+        "last",
+        "last loop's; mean over loops; expected: of a gate that learns when to leave",
+        ("last", "mean", "expected"),
+    ),
     "entropy": (0.1, "of expected: weight of the entropy of when to leave", 0, 1e3),
-    "rule": ("none", "in evaluation: none, the last loop's; gate; kl: where little changes"),
+    "rule": (
+        "none",
+        "in evaluation: none, the last loop's; gate; kl: where little changes",
+        ("none", "gate", "kl"),
+    ),
     "threshold": (0.5, "of gate: a probability; of kl: nats", 0, 1e3),
 }
 ATTENTION = {  # config.model.attention; ATTENTIONS in sizes.py lists the fields of each

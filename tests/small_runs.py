@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax import train
 from widenet_jax.config.files import load_config
-from widenet_jax.data.contract import DataInfo
+from widenet_jax.data.contract import ArraySpec, DataInfo
 from widenet_jax.experiment import Experiment, build_experiment, lengths
 from widenet_jax.run.stopping import Stop
 from widenet_jax.run.workdir import flatten, plain
@@ -93,6 +93,9 @@ RUNS = {
     ),
     "text_tiny": ("configs/text_tiny.py:widenet_4_tiny", TEXT_OVERRIDES),
 }
+# Of the digits, with the names of two classes.
+EXAMPLE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
+DIGITS = DataInfo(1437, EXAMPLE, {"class_names": ["0", "1"]})
 PATIENCE_SECONDS = 240
 # Fields that no compiled program depends on.
 NOT_COMPILED = ("checkpoint.", "tracking.", "watchdog.", "evaluation.every", "evaluation.patience")
@@ -213,8 +216,13 @@ def wait_until(condition: Callable[[], object], process: subprocess.Popen) -> No
 
 
 def metrics_of(workdir: Path, split: str = "train") -> list[dict]:
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [r for r in map(json.loads, lines) if r["split"] == split]
+    return [r for r in map(json.loads, lines_in(workdir)) if r["split"] == split]
+
+
+def lines_in(workdir: Path) -> list[str]:
+    """Returns the records so far, as text."""
+    metrics = workdir / "metrics.jsonl"
+    return metrics.read_text().splitlines() if metrics.exists() else []
 
 
 def at_step(workdir: Path, unbroken: Path, step: int) -> Path:

@@ -15,7 +15,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_experiment, train_batch_shapes
 from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.nn.moe.routers.softmax import TopKRouter
-from widenet_jax.run.session import records_of_step
+from widenet_jax.run.runtime import records_of_step
 from widenet_jax.step import forward
 
 IMAGE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}

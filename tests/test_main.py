@@ -15,12 +15,15 @@ import jax.numpy as jnp
 import pytest
 from etils import epath
 from fsspec.exceptions import FSTimeoutError
+from refusals import refused
+from small_runs import shared_experiment
 
+from widenet_jax import train
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import exit_code_of
 from widenet_jax.errors import RunFailedError
 from widenet_jax.main import main, parse_flags, report
-from widenet_jax.run.session import errors_in_one_line
+from widenet_jax.run.failures import errors_in_one_line
 from widenet_jax.run.stopping import Stop
 
 ROOT = Path(__file__).parents[1]
@@ -49,13 +52,8 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def refused(capsys: pytest.CaptureFixture, *arguments: str) -> str:
-    """Runs `main`, which must exit with 2 and print nothing on stdout; returns its one line."""
-    assert main(["main", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
-    return err.removeprefix("error: ").rstrip("\n")
+def refusal(capsys: pytest.CaptureFixture, *arguments: str) -> str:
+    return refused(capsys, main, "main", *arguments)
 
 
 # Mistakes that are reported before JAX is imported: flags, and part of the answer. The second
@@ -86,6 +84,10 @@ OF_A_RUN = [
     ("--mode=eval --profile=3", "--profile traces training steps;"),
     ("--max_seconds=nan", "--max_seconds: 'nan' must be a number of seconds"),
     ("--process_id=1", "--process_id also needs --coordinator, --num_processes; on a TPU pod give"),
+    ("--coordinator=HOST --num_processes=2 --process_id=1", "--coordinator=HOST must be HOST:PORT"),
+    ("--coordinator=HOST:65536 --num_processes=2 --process_id=1", "=HOST:65536 must be HOST:PORT"),
+    ("--coordinator=HOST:8476 --num_processes=0", "--num_processes: '0' must be a whole number of"),
+    ("--coordinator=HOST:8476 --num_processes=2 --process_id=2", "process_id=2 must be between 0"),
     ("--config.lerning_rate=1", "did you mean --config.optimizer.learning_rate?"),
     ("--lr=1", "no flag --lr; did you mean --config.optimizer.learning"),
     ("--config.epochs=9", 'did you mean --config.duration="10 epochs"?'),
@@ -108,7 +110,7 @@ EARLY += [([DIGITS, "--workdir=W", *flags.split()], answer) for flags, answer in
 def test_mistakes_on_the_command_line(
     capsys: pytest.CaptureFixture, arguments: list[str], answer: str
 ):
-    assert answer in refused(capsys, *arguments)
+    assert answer in refusal(capsys, *arguments)
 
 
 def test_they_are_answered_without_importing_jax():
@@ -146,7 +148,9 @@ def test_mistakes_that_need_jax(
 ):
     """They must not leave a workdir behind either."""
     workdir = tmp_path / "run"
-    assert answer in refused(capsys, *SMALL_VIT, f"--workdir={workdir}", *flag.split())
+    assert answer in refused(
+        capsys, main, "main", *SMALL_VIT, f"--workdir={workdir}", *flag.split()
+    )
     assert not workdir.exists()
 
 
@@ -163,8 +167,8 @@ def test_a_config_of_ones_own_that_fails(
 ):
     path = tmp_path / "mine.py"
     path.write_text(text)
-    answer = refused(capsys, f"--config={path}", "--workdir=W")
-    assert told in answer and answer.startswith(f"--config={path}: ")
+    answer = refusal(capsys, f"--config={path}", "--workdir=W")
+    assert told in answer and answer.startswith(f"error: --config={path}: ")
 
 
 def test_fields_are_set_with_their_types():
@@ -178,8 +182,9 @@ def test_fields_are_set_with_their_types():
     assert config.batch_size == load_config("configs/imagenet.py").batch_size
 
 
-def test_a_run_for_programs(capsys: pytest.CaptureFixture, tmp_path: Path):
+def test_a_run_for_programs(capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch):
     """stdout is one JSON object; progress goes to stderr. Evaluation needs only the workdir."""
+    monkeypatch.setattr(train, "build_experiment", shared_experiment)
     workdir = f"--workdir={tmp_path / 'run'}"  # with the config, in config.json
     assert main(["main", *SMALL_VIT, workdir, "--json"]) == 0
     out, err = capsys.readouterr()
@@ -191,7 +196,7 @@ def test_a_run_for_programs(capsys: pytest.CaptureFixture, tmp_path: Path):
     assert main(["main", "--mode=eval", workdir, "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)
     assert evaluated["test_accuracy"] == result["test_accuracy"]
-    assert "no run there" in refused(capsys, "--mode=eval", f"--workdir={tmp_path}")
+    assert "no run there" in refusal(capsys, "--mode=eval", f"--workdir={tmp_path}")
 
 
 def test_a_failed_run(capsys: pytest.CaptureFixture, tmp_path: Path):

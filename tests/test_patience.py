@@ -14,7 +14,7 @@ from small_runs import assert_same_end, last_step, metrics_of, run_here, small_c
 
 from widenet_jax.config.durations import Interval
 from widenet_jax.errors import StoppedError
-from widenet_jax.run.session import Session
+from widenet_jax.run.runtime import Runtime
 from widenet_jax.run.stopping import Stop
 from widenet_jax.step import TrainState
 
@@ -49,8 +49,8 @@ def test_where_a_run_is_over():
         kept = SimpleNamespace(best_value=best and 0.5, best=SimpleNamespace(step=best))
         every = Interval(Fraction(4))
         experiment = SimpleNamespace(config=config, eval_every=every, total_steps=20)
-        session = SimpleNamespace(experiment=experiment, checkpoints=kept)
-        assert Session.is_over(session, step) == over, (patience, best, step)
+        runtime = SimpleNamespace(experiment=experiment, checkpoints=kept, step=step)
+        assert Runtime.is_over(runtime) == over, (patience, best, step)
 
 
 @pytest.mark.slow
@@ -61,17 +61,17 @@ def test_ctrl_c_in_the_evaluation_that_ends_a_run(
 
     The accuracies are replaced by equal ones, so that other tests share the program.
     """
-    record, stop = Session.record_evaluation, Stop()
+    record, stop = Runtime.record_evaluation, Stop()
     changes = {"evaluation.patience": 1, "evaluation.every": "1 steps"}
 
-    def interrupted(session: Session, state: TrainState, step: int, metrics: dict) -> None:
-        record(session, state, step, metrics | {"accuracy": 0.5})
-        assert session.is_over(step) == (step == 2)
-        if step == 2:
+    def interrupted(runtime: Runtime, state: TrainState, metrics: dict) -> None:
+        record(runtime, state, metrics | {"accuracy": 0.5})
+        assert runtime.is_over() == (runtime.step == 2)
+        if runtime.step == 2:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.5)  # the thread that receives it speaks
 
-    monkeypatch.setattr(Session, "record_evaluation", interrupted)
+    monkeypatch.setattr(Runtime, "record_evaluation", interrupted)
     stop.listen()
     try:
         with pytest.raises(StoppedError, match="Ctrl-C; saved after step 2"):

@@ -26,6 +26,7 @@ from small_runs import (
     final_state,
     finish,
     last_step,
+    lines_in,
     metrics_of,
     run_here,
     small_config,
@@ -80,11 +81,6 @@ def begin(workdir: Path, run: str, **changes: object) -> list[subprocess.Popen]:
     if run == "digits of two":
         return start_two(workdir, **changes)
     return [start(command(workdir, run=run, **changes))]
-
-
-def lines_in(workdir: Path) -> list[str]:
-    metrics = workdir / "metrics.jsonl"
-    return metrics.read_text().splitlines() if metrics.exists() else []
 
 
 def is_saving(workdir: Path) -> bool:
@@ -389,8 +385,8 @@ def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, ca
         run_here(workdir, **changes)
     assert "saved after step 3" in capsys.readouterr().err
     assert last_step(workdir) == 3
-    bad.write_bytes(good)
-    run_here(workdir, **changes)
+    bad.write_bytes(good)  # another content, as the run with --extend accepts
+    train_here(small_config(**changes), workdir, extend=True)
     assert "resuming after step 3" in capsys.readouterr().err
     assert [r["step"] for r in metrics_of(workdir, "eval")] == [3, 5, 8, 10]
 

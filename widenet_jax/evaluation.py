@@ -8,14 +8,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
+from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.data.blocks import check_bad
 from widenet_jax.data.contract import Data, Source, Transform
 from widenet_jax.data.pipeline import eval_batches, reading
+from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment
-from widenet_jax.run.stopping import Stop
+from widenet_jax.run.stopping import Stop, say
+from widenet_jax.run.summary import result_of
+from widenet_jax.run.workdir import check_info
 from widenet_jax.sharding import BATCH, global_batch, host_positions
 from widenet_jax.task import Evaluation, Task
 from widenet_jax.typing import Array, PyTree
@@ -103,3 +108,16 @@ def total(
     for name in rows[0] if rows else ():
         totals.rows[name] = np.concatenate([part[name] for part in rows])[: len(source)]
     return totals
+
+
+def evaluate_newest(
+    experiment: Experiment, data: Data, workdir: epath.Path, stop: Stop
+) -> dict[str, Any]:
+    """Evaluates the newest intact checkpoint; changes nothing."""
+    newest = load_checkpoint(workdir, experiment.state.params)
+    if newest is None:
+        raise BadInputError(f"--workdir={workdir}: no finished checkpoint to evaluate")
+    check_info(newest.meta, data.data_info.info, workdir=workdir)
+    hooks = {"stop": stop, "beat": lambda what: None, "note": say}
+    metrics = evaluate(experiment, data, newest.items["params"], **hooks)
+    return result_of(experiment, metrics, mode="eval", step=newest.meta["step"])

@@ -28,7 +28,7 @@ from widenet_jax.nn.build import (
     parameter_shapes,
     parameters_of,
 )
-from widenet_jax.nn.loop import Loop, places_of
+from widenet_jax.nn.loop import draw_loops, places_of
 from widenet_jax.optim.build import build_optimizer, check_freeze
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 from widenet_jax.specs import resolve, task_spec
@@ -155,10 +155,9 @@ def model_of(config: ConfigDict, task: Task, attention: str | None) -> nn.Module
 
 def gradients_of(config: ConfigDict, model: nn.Module, task: Task, total_steps: int) -> Gradients:
     """Builds the gradients of a batch, or of its parts one after the other."""
-    loop = Loop.of(model.loop)
 
-    def draw_loops(key: Array, step: Array) -> Array:
-        return loop.draw(key, step / total_steps)
+    def draw(key: Array, step: Array) -> Array:
+        return draw_loops(model.loop, key, step / total_steps)
 
     return make_gradients(
         model=model,
@@ -167,7 +166,7 @@ def gradients_of(config: ConfigDict, model: nn.Module, task: Task, total_steps: 
         accumulation_steps=config.optimizer.accumulation_steps,
         group_size=group_size(model, task),
         freeze=config.optimizer.freeze,
-        draw_loops=None if loop.counts.train == "fixed" else draw_loops,
+        draw_loops=None if model.loop.counts.train == "fixed" else draw,
     )
 
 

@@ -40,6 +40,10 @@ EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/
 JOIN_SECONDS = 300.0  # for all hosts to start
 LATER_SECONDS = 60
 GOODBYE_SECONDS = 10.0
+OF_TRAINING = {  # flags, and what is told where another mode has them
+    "profile": "traces training steps; --mode={} has none",
+    "extend": "makes training longer; --mode={} does not train",
+}
 USAGE = f"""Trains or evaluates what a config describes. Run the same command again to resume.
 
   {EXAMPLE}
@@ -81,10 +85,9 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         no pretrained model where the config asks for one.
     """
     own = flag_parser().read(argv[1:])
-    if own.profile and own.mode != "train":
-        raise BadInputError(f"--profile traces training steps; --mode={own.mode} has none")
-    if own.extend and own.mode != "train":
-        raise BadInputError(f"--extend makes training longer; --mode={own.mode} does not train")
+    for flag, why in OF_TRAINING.items():
+        if getattr(own, flag) and own.mode != "train":
+            raise BadInputError(f"--{flag} {why.format(own.mode)}")
     if own.workdir and not own.print_config:
         absolute(own.workdir)  # refuses a place that it cannot reach
     stored = not own.config and (own.mode != "train" or (own.print_config and own.workdir))

@@ -12,6 +12,7 @@ from refusals import refused
 
 from widenet_jax.cli import analyze, evaluate, export, predict
 from widenet_jax.cli.evaluate import loop_rows
+from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.vision.data.digits import Digits
 
 COMMANDS = {
@@ -143,9 +144,11 @@ def test_no_whole_checkpoint_is_exit_code_3(digits_run, tmp_path, capsys):
 
 def test_other_numbers_of_loops_than_trained_are_shown():
     section = {"core": ((2, 3), (1, 4)), "tie": {"norms": "loops"}}
-    assert loop_rows(section) == []
-    shown = loop_rows(section | {"counts": {"eval": 4, "train": "grow"}})
+    assert loop_rows(parse_loop(section)) == []
+    shown = loop_rows(parse_loop(section | {"counts": {"eval": 4, "train": "grow"}}))
     assert shown == [("loops", "4; trained: 3 and 4, grow")]
     one = section | {"core": ((1, 4),)}
-    assert loop_rows(one | {"counts": {"eval": 4}}) == []
-    assert loop_rows(one | {"counts": {"eval": 8}}) == [("loops", "8; trained: 4, fixed")]
+    assert loop_rows(parse_loop(one | {"counts": {"eval": 4}})) == []
+    assert loop_rows(parse_loop(one | {"counts": {"eval": 8}})) == [
+        ("loops", "8; trained: 4, fixed")
+    ]

@@ -8,6 +8,7 @@ from configs.sizes import MOEUT
 from configs.variants import model_section
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
+from widenet_jax.nn.loop_settings import parse_loop
 
 # Their counts with V = 8,000; of moeut_727m the code's profile has another D, an error there.
 MOEUT_COUNTS = {
@@ -86,7 +87,7 @@ def test_bvit():
     image = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
     assert count_parameters(parameter_shapes(model, image)) == 86_567_656 - 11 * 7_087_872
     fields = {"attention": {"name": "full", "num_heads": 8}, "last_norm": False}
-    loop = {"core": ((1, 12),), "tie": {"norms": "loops"}}
+    loop = parse_loop({"core": ((1, 12),), "tie": {"norms": "loops"}})
     block = Blocks(loop=loop, feed_forwards={"mlp": {"mlp_dim": 1024}}, **fields)
     x = jnp.zeros((1, 4, 256))
     shapes = jax.eval_shape(lambda: block.init(jax.random.key(0), x, train=False))

@@ -51,7 +51,7 @@ TABLE = "\n".join(["text,label", *('"' + "\n".join(p) + '",yes' for p in PARAGRA
         ("a.txt", codecs.BOM_UTF8 + TITLES),
         ("a.jsonl", JSON),
         ("wiki_00", JSON),  # as of WikiExtractor
-        ("a.jsonl.gz", gzip.compress(JSON)),
+        ("a.jsonl.gz", gzip.compress(JSON, mtime=0)),
         ("a.parquet", parquet()),
         ("a.csv", TABLE),
     ],

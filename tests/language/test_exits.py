@@ -1,5 +1,7 @@
 """Predictions after each loop: their logits, when tokens leave, and the losses."""
 
+import re
+
 import compiled
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.language.model import exit_loops, leaving
 from widenet_jax.language.task import exit_loss
 from widenet_jax.nn.build import build_model
-from widenet_jax.nn.loop import Exit
+from widenet_jax.nn.loop_settings import Exit
 
 TOKENS = {"tokens": jnp.array([[1, 4, 2, 2, 0], [3, 1, 1, 4, 2]])}
 
@@ -108,23 +110,16 @@ def test_one_example_of_token_groups():
 
 
 @pytest.mark.parametrize(
-    ("loop", "words"),
+    ("variant", "changes", "need"),
     [
-        ({"exit": {"loss": "first"}}, "exit.loss='first' is unknown"),
-        ({"exit": {"rule": "gate"}}, "exit.rule=gate needs config.model.loop.exit.loss=expected"),
-        ({"exit": {"loss": "mean"}, "core": ((2, 1),)}, "exit needs one group that loops, and"),
-        ({"exit": {"loss": "mean"}, "counts": {"train": "grow"}}, "counts.train=fixed"),
+        ("tiny,loop=1x3", {}, "a language model without a memory (config.model.attention.name="),
+        ("loop_s,loop=1x3", {"unroll": False}, "config.model.unroll=true and config.model.remat="),
+        ("loop_s,loop=1x3", {"remat": "block"}, "config.model.unroll=true and config.model.remat="),
+        ("loop_s,loop=1x3,ffn=moe", {"routing_groups": 1}, "config.model.routing_groups=0"),
     ],
 )
-def test_what_cannot_be_predicted(loop: dict, words: str):
-    with pytest.raises(BadInputError, match=words):
-        model(**loop)
-
-
-def test_models_that_predict_once():
-    fields = model_section("vit_tiny,loop=1x3")
+def test_what_predictions_after_each_loop_need(variant: str, changes: dict, need: str):
+    fields = model_section(variant) | changes
     fields["loop"]["exit"] = {"loss": "mean"}
-    with pytest.raises(BadInputError, match=r"loop\.exit needs a language model without a memory"):
-        build_model(fields, num_classes=10)
-    with pytest.raises(BadInputError, match=r"loop\.exit needs a language model without a memory"):
-        model("tiny,loop=1+1x3+1", exit={"loss": "mean"})
+    with pytest.raises(BadInputError, match=re.escape(f"config.model.loop.exit needs {need}")):
+        build_model(fields, vocab_size=5)

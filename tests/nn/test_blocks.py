@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from compiled import apply, equations_in
 
-from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.block_settings import block_indices
 from widenet_jax.nn.blocks import Blocks
+from widenet_jax.nn.loop_settings import LoopSettings, Tie
 from widenet_jax.nn.mlp import Mlp
 
 DEPTH, D, T = 3, 8, 5
@@ -32,7 +32,8 @@ def encoder(depth: int = DEPTH, tied: str = "", **changes) -> Blocks:
     """Blocks that own all parts, or one block `depth` times with these parts tied."""
     tie = {"attention": "none", "experts": "none", "norms": "none"}
     tie |= dict.fromkeys(tied.split(), "loops")
-    fields = {"loop": {"core": ((1, depth),) if tied else ((depth, 1),), "tie": tie}}
+    core = ((1, depth),) if tied else ((depth, 1),)
+    fields = {"loop": LoopSettings(core, tie=Tie(**tie))}
     fields["attention"] = {"name": "full", "num_heads": 2}
     fields["feed_forwards"] = {"mlp": {"mlp_dim": 12}, "moe": MOE}
     return Blocks(**fields | changes)
@@ -49,28 +50,18 @@ def shapes(model: Blocks) -> dict:
 WIDENET = {"tied": "attention experts", "ffn": "moe"}
 
 
-def test_widenet_owns_its_norms_and_shares_the_rest():
-    names = set(shapes(encoder(**WIDENET)))
-    norms = {f"block_0{i}_norm_{kind}" for i in range(3) for kind in ("attention", "ffn")}
-    assert names == norms | {"attention", "moe", "norm_out"}
-
-
 @pytest.mark.parametrize(
-    ("attention", "ffn", "norms"),
-    [(False, False, False), (False, True, True), (True, False, False)],
+    ("tied", "ffn"),
+    [("", "mlp"), ("attention", "mlp"), ("experts norms", "mlp"), ("attention experts", "moe")],
 )
-def test_three_switches(attention: bool, ffn: bool, norms: bool):
-    ties = {"attention": attention, "experts": ffn, "norms": norms}
-    model = encoder(tied=" ".join(part for part, tied in ties.items() if tied))
-
-    def expected(shared: bool, *kinds: str) -> set[str]:
-        if shared:
-            return set(kinds)
-        return {f"block_0{i}_{kind}" for i in range(3) for kind in kinds}
-
-    names = expected(attention, "attention") | expected(ffn, "mlp")
-    names |= expected(norms, "norm_attention", "norm_ffn") | {"norm_out"}
-    assert set(shapes(model)) == names
+def test_what_each_block_owns(tied: str, ffn: str):
+    """WideNet's blocks own their norms and share the rest."""
+    names = {"norm_out"}
+    kinds = {"attention": ["attention"], "experts": [ffn], "norms": ["norm_attention", "norm_ffn"]}
+    for part, scopes in kinds.items():
+        own = [f"block_0{i}_{scope}" for i in range(3) for scope in scopes]
+        names |= set(scopes if part in tied.split() else own)
+    assert set(shapes(encoder(tied=tied, ffn=ffn))) == names
 
 
 @pytest.mark.parametrize(("groups", "operations"), [(3, 3), (1, 1)])
@@ -143,11 +134,6 @@ def test_bfloat16_keeps_parameters_and_router_in_float32():
 )
 def test_which_blocks_have_experts(rule: str, blocks: tuple):
     assert block_indices(rule, 6) == blocks
-
-
-def test_an_index_of_no_block_is_refused():
-    with pytest.raises(BadInputError, match="there is no block 6 in a depth of 6"):
-        block_indices((0, 6), 6)
 
 
 # Two periods each; "the last block" is a single one, of unequal blocks.
@@ -227,9 +213,3 @@ def test_every_block_routes_by_its_own_random_numbers():
     assert first.sum() == second.sum() == X.shape[0] * T * 2
     assert (first != second).any()
     assert aux["sums"]["entropy"][0] != aux["sums"]["entropy"][1]
-
-
-def test_routing_groups_need_a_router():
-    with pytest.raises(BadInputError, match=r"routing_groups=3 has no effect on .*=mlp,"):
-        encoder(routing_groups=3).check()
-    encoder(**WIDENET, routing_groups=3).check()

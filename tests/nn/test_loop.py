@@ -1,5 +1,7 @@
 """The grammar of loops: order and names of steps, ties, counts; a loop is its steps in a row."""
 
+import json
+import pickle
 from functools import partial
 
 import compiled
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import apply, equations_in
+from ml_collections import ConfigDict
 from test_blocks import MOE, X, shapes
 
 from configs.variants import model_section
@@ -17,7 +20,9 @@ from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.block_settings import NORMS, BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
-from widenet_jax.nn.loop import Loop, stretches
+from widenet_jax.nn.loop import steps_of
+from widenet_jax.nn.loop_runs import stretches_of
+from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.nn.mlp import Mlp
 
 TIED = {"attention": "loops", "experts": "loops", "router": "experts", "norms": "loops"}
@@ -32,76 +37,64 @@ TYING_PARTS = {
 }
 TYING = {"prelude": 1, "core": ((1, 2), (1, 2)), "coda": 1}
 HUGINN = {"inject": "linear", "start": "noise", "state_norm": True}
-# The models of docs/LOOPS.md at a small size: the loop, and what else their blocks have.
+# The models of docs/LOOPS.md at a small size: the weights of each step, a letter for each set, of
+# all parts, or of attention, experts, router and norms; the loop; and what else their blocks have.
 GRAMMAR = {
-    "ViT, BERT": ({"core": ((3, 1),), "tie": TIED}, {"ffn": "mlp"}),
-    "ViT-MoE": ({"core": ((3, 1),), "tie": TIED}, {"ffn_blocks": (1,)}),
-    "WideNet": ({"core": ((1, 3),), "tie": OWN_NORMS}, {}),
-    "ALBERT": ({"core": ((1, 3),), "tie": TIED}, {"ffn": "mlp", "norm_position": "post"}),
-    "bViT": ({"core": ((1, 3),), "tie": TIED}, {"ffn": "mlp"}),
-    "MoEUT": ({"core": ((2, 2),), "tie": TIED},
+    "ViT, BERT": ("ABC", {"core": ((3, 1),), "tie": TIED}, {"ffn": "mlp"}),
+    "ViT-MoE": ("ABC", {"core": ((3, 1),), "tie": TIED}, {"ffn_blocks": (1,)}),
+    "WideNet": ("AAA AAA AAA ABC", {"core": ((1, 3),), "tie": OWN_NORMS}, {}),
+    "ALBERT": ("AAA", {"core": ((1, 3),), "tie": TIED}, {"ffn": "mlp", "norm_position": "post"}),
+    "bViT": ("AAA", {"core": ((1, 3),), "tie": TIED}, {"ffn": "mlp"}),
+    "MoEUT": ("ABAB", {"core": ((2, 2),), "tie": TIED},
               {"norm_position": "peri", "attention": SWITCH_HEAD, "experts": SIGMOID}),
-    "tying, all": (TYING | {"tie": OWN_NORMS}, TYING_PARTS),
-    "tying, own routers": (TYING | {"tie": OWN_NORMS | {"router": "none"}}, TYING_PARTS),
+    "tying, all": ("ABBCCD ABBCCD ABBCCD ABCDEF", TYING | {"tie": OWN_NORMS}, TYING_PARTS),
+    "tying, own routers": (
+        "ABBCCD ABBCCD ABCDEF ABCDEF",
+        TYING | {"tie": OWN_NORMS | {"router": "none"}}, TYING_PARTS),
     "tying, experts alone": (
+        "ABCDEF ABBCCD ABCDEF ABCDEF",
         TYING | {"tie": OWN_NORMS | {"attention": "none", "router": "none"}}, TYING_PARTS),
-    "Sparse Layers": ({"core": ((3, 2),), "tie": TIED}, {}),
-    "SMELT": ({"prelude": 1, "core": ((2, 2),), "coda": 1, "tie": TIED,
+    "Sparse Layers": ("ABCABC", {"core": ((3, 2),), "tie": TIED}, {}),
+    "SMELT": ("ABCBCD", {"prelude": 1, "core": ((2, 2),), "coda": 1, "tie": TIED,
                "residual_scale": "1/loops"}, {}),
-    "LoopMoE": ({"prelude": 1, "core": ((1, 2),), "coda": 1, "tie": TIED,
+    "LoopMoE": ("ABBC", {"prelude": 1, "core": ((1, 2),), "coda": 1, "tie": TIED,
                  "condition": "index_state"}, {}),
-    "Huginn": ({"prelude": 1, "core": ((2, 2),), "coda": 1, "tie": TIED} | HUGINN,
+    "Huginn": ("ABCBCD", {"prelude": 1, "core": ((2, 2),), "coda": 1, "tie": TIED} | HUGINN,
                {"ffn": "mlp", "norm": "rms", "norm_position": "sandwich"}),
-    "3x3": ({"core": ((3, 3),), "tie": TIED}, {"ffn": "mlp"}),
-    "AABB": ({"core": ((1, 2), (1, 2)), "tie": TIED}, {}),
-    "ABCBA": ({"core": (("ABCBA", 1),), "tie": TIED}, {}),
-    "one set of experts": ({"core": ((2, 2),), "tie": TIED | {"experts": "core",
-                            "router": "loops"}}, {}),
-    "all": ({"prelude": 1, "core": ((2, 2),), "coda": 1, "tie": TIED, "inject": "linear",
+    "3x3": ("ABCABCABC", {"core": ((3, 3),), "tie": TIED}, {"ffn": "mlp"}),
+    "AABB": ("AABB", {"core": ((1, 2), (1, 2)), "tie": TIED}, {}),
+    "ABCBA": ("ABCBA", {"core": (("ABCBA", 1),), "tie": TIED}, {}),
+    "one set of experts": (
+        "ABAB AAAA ABAB ABAB",
+        {"core": ((2, 2),), "tie": TIED | {"experts": "core", "router": "loops"}}, {}),
+    "all": ("ABCBCD", {"prelude": 1, "core": ((2, 2),), "coda": 1, "tie": TIED, "inject": "linear",
              "start": "zeros", "embed": True, "state_norm": True,
              "residual_scale": "1/(loops*sqrt(layers))"}, {}),
 }  # fmt: skip
 
 
-# The weights of each step, a letter for each set: of all parts, or of attention, experts, router
-# and norms.
-WEIGHTS = {
-    "ViT, BERT": "ABC",
-    "ViT-MoE": "ABC",
-    "WideNet": "AAA AAA AAA ABC",
-    "ALBERT": "AAA",
-    "bViT": "AAA",
-    "MoEUT": "ABAB",
-    "tying, all": "ABBCCD ABBCCD ABBCCD ABCDEF",
-    "tying, own routers": "ABBCCD ABBCCD ABCDEF ABCDEF",
-    "tying, experts alone": "ABCDEF ABBCCD ABCDEF ABCDEF",
-    "Sparse Layers": "ABCABC",
-    "SMELT": "ABCBCD",
-    "LoopMoE": "ABBC",
-    "Huginn": "ABCBCD",
-    "3x3": "ABCABCABC",
-    "AABB": "AABB",
-    "ABCBA": "ABCBA",
-    "one set of experts": "ABAB AAAA ABAB ABAB",
-    "all": "ABCBCD",
-}
-
-
 def blocks(loop: dict, *, experts: dict | None = None, **changes) -> Blocks:
-    fields = {"loop": loop, "attention": FULL, "ffn": "moe"}
+    fields = {"loop": parse_loop(loop), "attention": FULL, "ffn": "moe"}
     sections = {"mlp": {"mlp_dim": 12}, "moe": MOE | (experts or {})}
     return Blocks(**fields | {"feed_forwards": sections} | changes)
 
 
 def in_table(name: str, loop: dict | None = None, **changes) -> Blocks:
     """Returns a model of the table, with its loop or its blocks changed."""
-    its_loop, its_blocks = GRAMMAR[name]
+    _, its_loop, its_blocks = GRAMMAR[name]
     return blocks(its_loop | (loop or {}), **its_blocks | changes)
 
 
+def vision_model(changes: dict) -> nn.Module:
+    """Builds a small WideNet of three loops, with other fields."""
+    section = ConfigDict(model_section("widenet_tiny"), type_safe=False)
+    section.update_from_flattened_dict(changes)
+    return build_model(section, num_classes=10)
+
+
 def scopes(loop: dict, part: str) -> list[str]:
-    found = Loop.of(loop)
-    return [dict(step.scopes)[part] for step in found.steps(["mlp"] * found.depth, 1)]
+    settings = parse_loop(loop)
+    return [dict(step.scopes)[part] for step in steps_of(settings, ["mlp"] * settings.depth)]
 
 
 def test_the_order_of_steps_and_the_names_of_their_weights():
@@ -126,7 +119,7 @@ def test_the_order_of_steps_and_the_names_of_their_weights():
 @pytest.mark.parametrize("name", GRAMMAR)
 def test_which_steps_share_weights(name: str):
     """By hand, in letters; a router without a tie of its own goes with its experts."""
-    letters = WEIGHTS[name].split()
+    letters = GRAMMAR[name][0].split()
     attention, experts, router, norms = letters * (4 // len(letters))
     expected = {"attention": attention, "ffn": experts, "router": router}
     steps = [dict(step.scopes) for step in in_table(name).steps()]
@@ -157,7 +150,7 @@ def test_tied_equals_untied_with_copied_weights(name: str):
 
     Norms that know their loop stay tied: without, they know none.
     """
-    tied, loop = in_table(name), GRAMMAR[name][0]
+    tied, loop = in_table(name), GRAMMAR[name][1]
     ties = dict.fromkeys(TIED, "none") | ({"norms": "loops"} if "condition" in loop else {})
     untied = in_table(name, loop={"tie": ties})
     params = compiled.init(tied, X)
@@ -215,7 +208,7 @@ def test_a_core_that_runs_once_is_the_plain_stack(name: str):
     What is added to loops and does not depend on their number (injection, state norms, conditioned
     norms, the factor by layers) is taken away; so are weights tied over layers.
     """
-    loop = GRAMMAR[name][0]
+    loop = GRAMMAR[name][1]
     off = {"inject": "none", "start": "prelude", "embed": False, "state_norm": False}
     off |= {"condition": "none", "tie": loop["tie"] | {"experts": "loops"}}
     off |= {"residual_scale": "1"} if "sqrt" in loop.get("residual_scale", "") else {}
@@ -240,22 +233,6 @@ def test_a_core_that_runs_once_is_the_plain_stack(name: str):
     assert jax.tree.map(jnp.shape, ours) == jax.tree.map(jnp.shape, compiled.init(once, X))
     y, *_ = apply(once, ours, X, train=False)
     np.testing.assert_array_equal(y, apply(row, params, X, train=False))
-
-
-@pytest.mark.parametrize("name", GRAMMAR)
-@pytest.mark.parametrize("part", TIED)
-def test_more_loops_than_trained_need_tied_weights(name: str, part: str):
-    """Of each model and each part that is not tied; a plain stack has nothing to loop."""
-    loop = GRAMMAR[name][0]
-    tied = {key: value for key, value in loop.items() if key not in ("embed", "condition")}
-    tied |= {"tie": TIED | {part: "none"}, "counts": {"eval": 5}}
-    with pytest.raises(BadInputError, match=f"needs the same weights .*tie.{part} is none"):
-        Loop.of(tied)
-    if any(loops > 1 for _, loops in loop["core"]):
-        assert Loop.of(tied | {"tie": TIED}).evaluated().depth > Loop.of(loop).depth
-    else:
-        with pytest.raises(BadInputError, match="no group of the core loops"):
-            Loop.of(tied | {"tie": TIED})
 
 
 @pytest.mark.parametrize("name", SLOW)
@@ -318,9 +295,9 @@ def test_a_loop_by_parts(inject: str):
 
 def test_what_repeats_itself_is_compiled_once():
     """(first, period, repeats): the longest stretch, with the shortest period."""
-    assert list(stretches("OOABABABC")) == [(0, 1, 2), (2, 2, 3), (8, 1, 1)]
-    assert list(stretches("MMMMMEMMMMME")) == [(0, 6, 2)]
-    assert list(stretches("AAABBB")) == [(0, 1, 3), (3, 1, 3)]
+    assert list(stretches_of("OOABABABC")) == [(0, 1, 2), (2, 2, 3), (8, 1, 1)]
+    assert list(stretches_of("MMMMMEMMMMME")) == [(0, 6, 2)]
+    assert list(stretches_of("AAABBB")) == [(0, 1, 3), (3, 1, 3)]
 
 
 def test_options_write_loops():
@@ -337,42 +314,86 @@ def test_options_write_loops():
         model_section("vit_tiny,loop=3x3,depth=2")
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"core": ()}, r"core=\(\): give \(layers, loops\) of each group"),
-        ({"core": ((0, 3),)}, r"core=\(\(0, 3\),\): give"),
-        ({"core": (("A1", 3),)}, "or letters for layers"),
-        ({"core": ((10**9, 1),)}, "give"),
-        ({"core": ((1000, 1000),)}, "the number of steps=1000000 must be between 1 and 1024"),
-        ({"prelude": -1}, "prelude=-1 must be between 0 and"),
-        ({"tie": {"attention": "all"}}, "loop.tie.attention='all' is unknown; choose one of none"),
-        ({"tie": {"head": "none"}}, "loop.tie.head is unknown"),
-        ({"loops": 3}, "loop.loops is unknown"),
-        ({"counts": {"eval": 3}}, "counts.eval=3 needs the same weights .*tie.norms is none"),
-        ({"counts": {"eval": 3}, "tie": TIED, "embed": True}, "embed=True knows 2 loops and no"),
-        ({"counts": {"train": "grow"}}, "counts.train=grow needs the same weights"),
-        ({"counts": {"train": "grow"}, "tie": TIED, "core": ((2, 1),)}, "no group of the core"),
-        ({"counts": {"train": "poisson"}, "tie": TIED, "condition": "index"}, "knows 2 loops"),
-        (
-            {"routing": "first", "tie": TIED | {"router": "none"}},
-            "routing=first uses the first loop's router alone; set .*tie.router=loops",
-        ),
-        ({"core": ((2, 2000),)}, r"both from 1 to 1024"),
-        ({"counts": {"train": "all"}}, "counts.train='all' is unknown"),
-        ({"counts": {"max": 3}}, "loop.counts.max is unknown"),
-        ({"condition": "index"}, "condition=index needs config.model.loop.tie.norms=loops or core"),
-        ({"start": "noise"}, "start=noise needs config.model.loop.inject=add or linear"),
-        ({"inject": "mix"}, "loop.inject='mix' is unknown"),
-        ({"start": "zeros"}, "start=zeros needs config.model.loop.inject=add or linear"),
-        ({"residual_scale": "2"}, "loop.residual_scale='2' is unknown"),
-    ],
-)
-def test_what_is_no_loop_is_refused(changes: dict, words: str):
-    with pytest.raises(BadInputError, match=words):
-        blocks({"core": ((1, 2),)} | changes).check()
-    with pytest.raises(BadInputError, match=r"core=None: give \(layers, loops\)"):
-        Loop.of({"prelude": 1})
+GROW = {"loop.counts.train": "grow", "loop.tie.norms": "loops"}
+FIRST = {"loop.routing": "first"}
+MORE = {"loop.counts.eval": 4, "loop.tie.norms": "loops"}
+TWICE = {"loop.core": ((2, 2),)}
+ALIKE = "needs the same feed-forwards in each loop of a group; config.model.ffn_blocks=last_1 gives"
+# Changes of a WideNet of three loops, and what is told of them.
+REFUSED = (
+    ({"loop.core": ()}, "loop.core=(): give (layers, loops) of each group, both from 1 to 1024"),
+    ({"loop.core": None}, "loop.core=None: give (layers, loops)"),
+    ({"loop.core": ((0, 3),)}, "loop.core=((0, 3),): give"),
+    ({"loop.core": (("A1", 3),)}, "loop.core=(('A1', 3),): give"),
+    ({"loop.core": ((True, 1),)}, "loop.core=((True, 1),): give"),
+    ({"loop.core": ((10**9, 1),)}, 'or letters for layers: (("ABCBA", 1),)'),
+    ({"loop.core": ((2, 2000),)}, "loop.core=((2, 2000),): give"),
+    ({"loop.core": ((1000, 1000),)}, "the number of steps=1000000 must be between 1 and 1024"),
+    ({"loop.prelude": -1}, "loop.prelude=-1 must be between 0 and 1024"),
+    ({"loop.counts.sigma": 5.0}, "loop.counts.sigma=5.0 must be between 0 and 4"),
+    ({"loop.loops": 3}, "loop.loops is unknown"),
+    ({"loop.tie.head": "none"}, "loop.tie.head is unknown; config.model.loop.tie may have att"),
+    ({"loop.counts.max": 3}, "loop.counts.max is unknown"),
+    ({"loop.tie.attention": "all"}, "loop.tie.attention='all' is unknown; choose one of none"),
+    ({"loop.tie.router": "all"}, "choose one of none, loops, core, experts"),
+    ({"loop.counts.train": "all"}, "loop.counts.train='all' is unknown"),
+    ({"loop.inject": "mix"}, "loop.inject='mix' is unknown"),
+    ({"loop.residual_scale": "2"}, "loop.residual_scale='2' is unknown"),
+    ({"loop.exit.loss": "first"}, "loop.exit.loss='first' is unknown"),
+    ({"loop.start": "noise"}, "loop.start=noise needs config.model.loop.inject=add or linear; wi"),
+    ({"loop.start": "zeros"}, "loop.start=zeros needs config.model.loop.inject=add or linear"),
+    ({"loop.condition": "index"}, "loop.condition=index needs config.model.loop.tie.norms=loops"),
+    (FIRST | {"loop.tie.router": "none"}, "loop.routing=first uses the first loop's router alone; "
+     "set config.model.loop.tie.router=loops"),
+    *((MORE | {f"loop.tie.{part}": "none"}, "counts.eval=4 needs the same weights in each loop, "
+       f"and config.model.loop.tie.{part} is none; train with loops or core") for part in TIED),
+    (GROW | {"loop.tie.norms": "none"}, "loop.counts.train=grow needs the same weights in each"),
+    (GROW | {"loop.core": ((2, 1),)}, "loop.counts.train=grow has no effect: no group of the core"),
+    (MORE | {"loop.embed": True}, "loop.counts.eval=4: config.model.loop.embed=True knows 3 loops"),
+    (GROW | {"loop.counts.train": "poisson", "loop.condition": "index"},
+     "loop.counts.train=poisson: config.model.loop.condition=index knows 3 loops and no more"),
+    ({"loop.exit.rule": "gate"}, "loop.exit.rule=gate needs config.model.loop.exit.loss=expec"),
+    ({"loop.exit.loss": "mean", "loop.core": ((2, 1),)}, "loop.exit needs one group that loops, "
+     "and config.model.loop.core=((2, 1),) has 0"),
+    (GROW | {"loop.exit.loss": "mean"}, "exit needs config.model.loop.counts.train=fixed and rou"),
+    ({"loop.exit.loss": "mean"}, "loop.exit needs a language model without a memory (config.mode"),
+    ({"loop.tie.router": "none", "ffn": "mlp"}, "loop.tie.router=none has no effect on "
+     "config.model.ffn=mlp, which routes nothing; give experts, or choose a model with experts"),
+    (FIRST | {"ffn": "mlp"}, "loop.routing=first needs config.model.ffn=moe"),
+    (FIRST | {"routing_groups": 1}, "loop.routing=first needs config.model.routing_groups=0"),
+    (FIRST | {"unroll": False}, "loop.routing=first needs config.model.unroll=true"),
+    (FIRST | {"remat": "block"}, "loop.routing=first needs config.model.remat=none"),
+    (FIRST | GROW, "loop.routing=first needs config.model.loop.counts.train=fixed"),
+    (MORE | {"routing_groups": 1}, "loop.counts.eval=4 needs config.model.routing_groups=0"),
+    (MORE | TWICE | {"ffn_blocks": "last_1"}, f"loop.counts.eval=4 {ALIKE}"),
+    (GROW | TWICE | {"ffn_blocks": "last_1"}, f"loop.counts.train=grow {ALIKE}"),
+    (FIRST | TWICE | {"ffn_blocks": "last_1"}, f"loop.routing=first {ALIKE}"),
+    ({"loop.prelude": 1, "routing_groups": 2}, "routing_groups=2 shares a routing between the "
+     "prelude of 1 and the core; choose a config.model.loop.prelude that 2 divides"),
+    ({"routing_groups": 3, "ffn": "mlp"}, "routing_groups=3 has no effect on config.model.ffn=mlp"),
+    ({"ffn_blocks": (0, 6)}, "ffn_blocks=[0, 6]: there is no block 6 in a depth of 3"),
+    ({"ffn": "mlp", "norm_position": "peri"}, "norm_position=peri normalises what routers read"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "line"), REFUSED)
+def test_what_is_no_loop_is_refused(changes: dict, line: str):
+    with pytest.raises(BadInputError) as error:
+        vision_model(changes)
+    assert line in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [MORE, GROW, FIRST])
+def test_loops_with_the_same_feed_forwards_stand_for_others(changes: dict):
+    """In each loop the second of two blocks has experts."""
+    vision_model(changes | TWICE | {"ffn_blocks": "every_2"})
+
+
+def test_settings_are_plain_data():
+    """Of one section alike: they hash and pickle, and lists of a JSON file are tuples."""
+    section = {"core": ((2, 3), ("ABA", 1)), "tie": TIED, "counts": {"eval": 2}}
+    loop, read = parse_loop(section), parse_loop(json.loads(json.dumps(section)))
+    assert pickle.loads(pickle.dumps(loop)) == read and hash(loop) == hash(read)
 
 
 def test_evaluation_with_other_loops():
@@ -391,46 +412,17 @@ def test_evaluation_with_other_loops():
         np.testing.assert_allclose(*two, rtol=1e-4, atol=1e-5)
 
 
-def test_the_entry_must_be_whole():
-    with pytest.raises(BadInputError, match="between the prelude of 1 and the core; choose"):
-        blocks({"prelude": 1, "core": ((1, 2),), "coda": 1}, routing_groups=2).check()
-
-
-def test_a_router_of_its_own_needs_experts():
-    loop = {"core": ((1, 2),), "tie": TIED | {"router": "none"}}
-    blocks(loop).check()
-    with pytest.raises(BadInputError, match=r"tie\.router=none has no effect on .*ffn=mlp"):
-        blocks(loop, ffn="mlp").check()
-
-
 def test_dense_blocks_have_no_router():
     loop = {"core": ((2, 2),), "tie": TIED | {"router": "none"}}
     steps = blocks(loop, ffn_blocks=(1, 3)).steps()
     assert ["router" in dict(step.scopes) for step in steps] == [False, True, False, True]
 
 
-@pytest.mark.parametrize(
-    ("name", "loop"),
-    [
-        ("counts.eval=2", {"counts": {"eval": 2}}),
-        ("counts.train=grow", {"counts": {"train": "grow"}}),
-        ("routing=first", {"routing": "first"}),
-    ],
-)
-def test_loops_with_other_feed_forwards_stand_for_no_others(name: str, loop: dict):
-    loop = {"core": ((2, 2),), "tie": TIED} | loop
-    blocks(loop, ffn_blocks="every_2").check()  # in each loop the second of two
-    with pytest.raises(BadInputError, match=f"{name} needs the same feed-forwards in each loop"):
-        blocks(loop, ffn_blocks="last_1").check()
-
-
 def test_own_routers_are_counted():
     """Three steps with one set of experts: the routers alone are three, 3 x 64 x 4 weights."""
 
     def count(router: str) -> int:
-        fields = model_section("widenet_tiny")
-        fields["loop"]["tie"] = fields["loop"]["tie"] | {"router": router}
-        model = build_model(fields, num_classes=10)
+        model = vision_model({"loop.tie.router": router})
         image = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
         return count_parameters(parameter_shapes(model, {"image": image}))
 

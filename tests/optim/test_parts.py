@@ -11,7 +11,8 @@ from optimizers import build
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model, parameter_shapes
-from widenet_jax.nn.loop import Loop, Tie, places_of
+from widenet_jax.nn.loop import places_of, steps_of
+from widenet_jax.nn.loop_settings import LoopSettings, Tie
 from widenet_jax.optim.build import (
     check_freeze,
     count_frozen,
@@ -68,8 +69,8 @@ def test_layer_factors_of_a_model_that_shares_everything():
 
 def test_looped_layers_have_the_mean_exponent_of_their_places():
     """1+2x2+1: the layers of the core run at 1 and 3, and at 2 and 4, of the 6 blocks."""
-    loop = Loop(prelude=1, core=((2, 2),), coda=1)
-    places = places_of(loop.steps(["moe"] * 6, 1))
+    loop = LoopSettings(prelude=1, core=((2, 2),), coda=1)
+    places = places_of(steps_of(loop, ["moe"] * 6))
     encoder = {f"{kind}_attention": jnp.ones(1) for kind in ("block_00", "core_0_0", "core_0_1")}
     encoder |= {"block_03_norm_ffn": jnp.ones(1), "block_05_moe": {"router": jnp.ones(1)}}
     factors = layer_factors({"encoder": encoder}, 0.5, depth=6, places=places)["encoder"]
@@ -83,18 +84,18 @@ def test_looped_layers_have_the_mean_exponent_of_their_places():
 def test_a_router_runs_where_it_routes_and_what_begins_a_loop_in_each():
     """AAAA with a routing for each two blocks."""
     fields = {"inject": "linear", "embed": True, "state_norm": True}
-    loop = Loop(core=((1, 4),), tie=Tie(norms="loops"), **fields)
-    places = places_of(loop.steps(["moe"] * 4, 2))
+    loop = LoopSettings(core=((1, 4),), tie=Tie(norms="loops"), **fields)
+    places = places_of(steps_of(loop, ["moe"] * 4, 2))
     assert places == {
         "attention": [0, 1, 2, 3], "norm_attention": [0, 1, 2, 3], "norm_ffn": [0, 1, 2, 3],
         "moe": [0, 1, 2, 3], "moe/router": [0, 2], "core_0_start/inject": [0, 1, 2, 3],
         "core_0_norm_state": [0, 1, 2, 3],
     }  # fmt: skip
     apart = dataclasses.replace(loop, tie=Tie(router="none"))
-    assert places_of(apart.steps(["moe"] * 4, 2))["block_02_router"] == [2]
-    first = places_of(dataclasses.replace(loop, routing="first").steps(["moe"] * 4, 1))
+    assert places_of(steps_of(apart, ["moe"] * 4, 2))["block_02_router"] == [2]
+    first = places_of(steps_of(dataclasses.replace(loop, routing="first"), ["moe"] * 4))
     assert (first["moe"], first["moe/router"]) == ([0, 1, 2, 3], [0])
-    knowing = places_of(dataclasses.replace(loop, condition="index").steps(["moe"] * 4, 1))
+    knowing = places_of(steps_of(dataclasses.replace(loop, condition="index"), ["moe"] * 4))
     assert knowing["norm_ffn_condition/modulation"] == [0, 1, 2, 3]
 
 

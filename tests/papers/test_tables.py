@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from widenet_jax.ops.sweep.seeds import mean_of
 from widenet_jax.ops.sweep.trials import Outcome, Status, Trial
 from widenet_jax.papers.experiments import EXPERIMENTS, TOP_1, chosen
-from widenet_jax.papers.runs import Measured, mean_of
+from widenet_jax.papers.runs import Measured
 from widenet_jax.papers.scales import SCALES, run_of
 from widenet_jax.papers.tables import (
     INTERVALS,
@@ -23,19 +24,35 @@ SMALL = SCALES["small"]
 TRIAL = Trial("t", "configs/cifar10.py", {})
 
 
-def measured(*accuracies: float | str) -> Measured:
-    """Seeds with these percents; NaN is a seed that diverged, text is another status."""
+def measured(*values: float | str, metric: str = "accuracy", **more: object) -> Measured:
+    """Seeds with these results; NaN is a seed that diverged, text is another status."""
     outcomes = []
-    for a in accuracies:
-        if isinstance(a, str):
-            outcomes.append(Outcome(TRIAL, a))
-        elif math.isnan(a):
-            outcomes.append(Outcome(TRIAL, Status.DIVERGED))
+    for value in values:
+        if isinstance(value, str) or math.isnan(value):
+            status = value if isinstance(value, str) else Status.DIVERGED
+            outcomes.append(Outcome(TRIAL, status))
         else:
-            result = {"test_accuracy": a / 100, "params": 1234, "unit": "images"}
-            result["test_images"] = 263
+            result = {f"test_{metric}": value, "params": 1234, **more}
             outcomes.append(Outcome(TRIAL, Status.DONE, result=result))
     return Measured(tuple(outcomes))
+
+
+def percents(*values: float | str) -> Measured:
+    """Seeds with these accuracies of 263 images."""
+    shares = (value if isinstance(value, str) else value / 100 for value in values)
+    return measured(*shares, unit="images", test_images=263)
+
+
+def bits(*values: float) -> Measured:
+    """Seeds with these bits a byte."""
+    return measured(*values, metric="bits_per_byte")
+
+
+def zoo_with(found: dict[str, Measured]) -> str:
+    """Returns the page of the zoo of enwik8's size, of rows by their label."""
+    (zoo,) = [one for one in chosen(["sigma_zoo"]) if one.language == "e8"]
+    runs = {run_of(SMALL, zoo, row): found.get(row.label, Measured(())) for row in zoo.rows}
+    return markdown(zoo, SMALL, rows_of(zoo, SMALL, runs))
 
 
 def rows_with(experiment, *of: Measured) -> list[dict]:
@@ -46,7 +63,7 @@ def rows_with(experiment, *of: Measured) -> list[dict]:
 
 
 def row(*accuracies: float) -> dict:
-    of = measured(*accuracies)
+    of = percents(*accuracies)
     values = of.values(TOP_1)
     statuses = [outcome.status for outcome in of.outcomes]
     return {"mean": mean_of(values), "values": values, "statuses": statuses}
@@ -79,9 +96,9 @@ def test_a_difference_within_the_noise_of_seeds_is_too_close(gap: float, verdict
 
 def test_a_table_compares_within_a_size_and_a_figure_neighbours():
     """Table 3 has 4 + 4 + 4 rows, hence 6 pairs in each size."""
-    rows = rows_with(EXPERIMENTS["table3"], *[measured(50.0)] * 12)
+    rows = rows_with(EXPERIMENTS["table3"], *[percents(50.0)] * 12)
     assert len(compared(EXPERIMENTS["table3"], rows)) == 18
-    figure = rows_with(EXPERIMENTS["fig3"], *[measured(50.0)] * 4)  # the last row equals the third
+    figure = rows_with(EXPERIMENTS["fig3"], *[percents(50.0)] * 4)  # the last row equals the third
     pairs = compared(EXPERIMENTS["fig3"], figure)
     labels = [(one["label"][-9:], other["label"][-9:]) for one, other in pairs]
     assert labels == [("ery block", "2nd block"), ("2nd block", "4th block")]
@@ -96,10 +113,10 @@ def test_a_table_compares_within_a_size_and_a_figure_neighbours():
 def test_a_table_with_everything_that_can_happen():
     rows = rows_with(
         EXPERIMENTS["table3"].of_sizes(["b"]),
-        measured(50.0, 52.0),
-        measured(53.0, 55.0),
-        measured(math.nan, 100 * 81 / 263),
-        measured(Status.FAILED, Status.FAILED),
+        percents(50.0, 52.0),
+        percents(53.0, 55.0),
+        percents(math.nan, 100 * 81 / 263),
+        percents(Status.FAILED, Status.FAILED),
     )
     text = markdown(EXPERIMENTS["table3"], SMALL, rows)
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
@@ -121,21 +138,10 @@ def test_equal_runs():
     """With 4 blocks, 3 and 2 groups of 12 both become one group: the last row equals the third."""
     experiment = EXPERIMENTS["fig3"]
     text = markdown(
-        experiment, SMALL, rows_with(experiment, *[measured(50.0 - i) for i in range(4)])
+        experiment, SMALL, rows_with(experiment, *[percents(50.0 - i) for i in range(4)])
     )
     assert "as in every 4th block" in text
     assert "Pairs of rows that the paper orders: 2; 2 as in the paper." in text
-
-
-def bits(*values: float) -> Measured:
-    """Seeds with these bits a byte; NaN is a seed that diverged."""
-    outcomes = [
-        Outcome(TRIAL, Status.DIVERGED)
-        if math.isnan(value)
-        else Outcome(TRIAL, Status.DONE, result={"test_bits_per_byte": value, "params": 1})
-        for value in values
-    ]
-    return Measured(tuple(outcomes))
 
 
 def test_rows_are_compared_with_one_of_them():
@@ -143,7 +149,6 @@ def test_rows_are_compared_with_one_of_them():
 
     The paper has dense 1.08, top-K 1.07, Switch and softmax 1.08 and 1.09, sigma-MoE 1.08.
     """
-    (zoo,) = [one for one in chosen(["sigma_zoo"]) if one.language == "e8"]
     three = lambda mean: bits(mean - 0.01, mean, mean + 0.01)  # noqa: E731
     found = {
         "dense": three(2.0),
@@ -153,8 +158,7 @@ def test_rows_are_compared_with_one_of_them():
         "Switch, K = 1, G = 512": bits(2.5, math.nan),
         "S-BASE, K = 4, balanced": bits(2.2),
     }
-    runs = {run_of(SMALL, zoo, row): found.get(row.label, Measured(())) for row in zoo.rows}
-    text = markdown(zoo, SMALL, rows_of(zoo, SMALL, runs))
+    text = zoo_with(found)
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     cells = {line[1]: line[2:] for line in lines if len(line) > 4 and set(line[1]) != {"-"}}
     assert cells[""][2:4] == ["paper, bits a byte", "ours, bits a byte"]
@@ -176,11 +180,8 @@ def test_rows_are_compared_with_one_of_them():
 
 def test_comparisons_without_a_test_say_so():
     """Both rows' seeds are alike, or one of them has a single seed."""
-    (zoo,) = [one for one in chosen(["sigma_zoo"]) if one.language == "e8"]
     for seeds, told in (((1.9, 1.9), "better without spread"), ((1.9,), "better by one seed")):
-        found = {"dense": bits(2.0, 2.0), "softmax": bits(*seeds)}
-        runs = {run_of(SMALL, zoo, row): found.get(row.label, Measured(())) for row in zoo.rows}
-        text = markdown(zoo, SMALL, rows_of(zoo, SMALL, runs))
+        text = zoo_with({"dense": bits(2.0, 2.0), "softmax": bits(*seeds)})
         assert "| 2.000 (2 seeds; no spread) |" in " ".join(text.split()) and f"| {told}" in text
 
 

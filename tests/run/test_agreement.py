@@ -13,8 +13,8 @@ import pytest
 from small_runs import commands_of_two, finish, start
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.run import session as agreement
-from widenet_jax.run.session import code_sha256, disagreement, on_every_host
+from widenet_jax.run import hosts
+from widenet_jax.run.hosts import code_sha256, disagreement, on_every_host
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_data_that_one_process_cannot_open(tmp_path: Path):
 
 def test_every_byte_of_the_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A copy of the package has the same hash until one of its bytes changes."""
-    package = Path(agreement.__file__).parents[1]
+    package = Path(hosts.__file__).parents[1]
     copy = Path(shutil.copytree(package, tmp_path / "copy"))
     before = code_sha256()
-    monkeypatch.setattr(agreement, "__file__", str(copy / "run" / "session.py"))
+    monkeypatch.setattr(hosts, "__file__", str(copy / "run" / "hosts.py"))
     assert code_sha256() == before
     with (copy / "nn" / "moe" / "slots.py").open("a") as file:
         file.write("#")

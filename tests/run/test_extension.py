@@ -7,29 +7,26 @@ import jax
 import pytest
 from checkpoint.test_series import everything_in
 from etils import epath
-from small_runs import assert_same_end, metrics_of, run_here, small_config, train_here
+from small_runs import DIGITS, assert_same_end, metrics_of, run_here, small_config, train_here
 
-from widenet_jax.data.contract import ArraySpec, DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_experiment
 from widenet_jax.run.workdir import check_length, write_run
 
 ONE = jax.devices()[:1]
-EXAMPLE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
 COSINE = {"optimizer.schedule": "cosine"}
-DATA_INFO = DataInfo(1437, EXAMPLE, {"class_names": ["0", "1"]})
 
 
 def run_of(place: Path, steps: int, **changes: object) -> epath.Path:
     """Makes the workdir of a run of 20 steps of 64 images that has a checkpoint of `steps`."""
     workdir = epath.Path(place / "run")
-    write_run(workdir, small_config(**changes), DATA_INFO.info)
+    write_run(workdir, small_config(**changes), DIGITS.info)
     (workdir / "checkpoints" / str(steps)).mkdir(parents=True)
     return workdir
 
 
 def length(workdir: epath.Path, duration: str, *, extend: bool = False, **changes: object) -> str:
-    experiment = build_experiment(small_config(duration=duration, **changes), DATA_INFO, ONE)
+    experiment = build_experiment(small_config(duration=duration, **changes), DIGITS, ONE)
     return check_length(workdir, experiment, extend=extend)
 
 

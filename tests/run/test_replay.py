@@ -12,7 +12,7 @@ from small_runs import metrics_of, run_here, small_config
 
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.main import main, report_replay
-from widenet_jax.run.session import first_not_finite, forward_noting
+from widenet_jax.run.replay import first_not_finite, forward_noting
 
 WILD = {
     "optimizer.learning_rate": 1e30,

@@ -15,14 +15,15 @@ from small_runs import (
     commands_of_two,
     finish,
     last_step,
+    lines_in,
     metrics_of,
     run_here,
     start,
     wait_until,
 )
 
-from widenet_jax import train
 from widenet_jax.errors import StoppedError
+from widenet_jax.run import summary
 from widenet_jax.run.stopping import AGAIN, SIGNALS, Stop
 
 SLOW_DATA = "tests/with_slow_data.py"
@@ -38,11 +39,6 @@ def stopped(process: subprocess.Popen, code: int = 143) -> str:
 def slowly(arguments: list[str], source: str) -> list[str]:
     """Returns the same command with one of the slow data sources."""
     return [arguments[0], SLOW_DATA, *arguments[3:], f"--config.data.source={source}"]
-
-
-def lines_in(workdir: Path) -> int:
-    metrics = workdir / "metrics.jsonl"
-    return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
 class SignalAfterThreeSteps(Stop):
@@ -83,14 +79,14 @@ def test_ctrl_c_after_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """The run finishes, and the message does not promise a stop."""
-    write, stop = train.summary.write_result, Stop()
+    write, stop = summary.write_result, Stop()
 
     def interrupted(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)  # the thread that receives it speaks
         write(*arguments)
 
-    monkeypatch.setattr(train.summary, "write_result", interrupted)
+    monkeypatch.setattr(summary, "write_result", interrupted)
     stop.listen()
     try:
         run_here(tmp_path, stop=stop)
@@ -105,11 +101,8 @@ def test_ctrl_c_after_the_last_step(
 def test_what_is_said_where_nothing_is_new():
     """Once the workdir was read, the message names the newest checkpoint, if there is one."""
     stop = Stop()
-    assert stop.nothing_new == f"nothing new to save. {AGAIN}"
-    stop.saved = 0
-    assert stop.nothing_new == f"nothing new to save. {AGAIN}"
-    stop.saved = 1200
-    assert stop.nothing_new == f"nothing new to save since step 1,200. {AGAIN}"
+    for stop.saved, since in ((None, ""), (0, ""), (1200, " since step 1,200")):
+        assert stop.nothing_new == f"nothing new to save{since}. {AGAIN}"
 
 
 @pytest.mark.slow
@@ -118,7 +111,7 @@ def test_while_evaluating(tmp_path: Path):
     every = {"evaluation.every": "5 steps", "evaluation.batch_size": 32}
     finish(start(command(tmp_path / "unbroken", **every)))
     run = start(slowly(command(tmp_path / "run", **every), "slowly_tested_digits"))
-    wait_until(lambda: lines_in(tmp_path / "run") >= 5, run)
+    wait_until(lambda: len(lines_in(tmp_path / "run")) >= 5, run)
     time.sleep(1.0)
     run.send_signal(signal.SIGTERM)
     assert "saved after step 5." in stopped(run)
@@ -140,7 +133,7 @@ def test_while_evaluating(tmp_path: Path):
 def test_while_waiting_for_data(tmp_path: Path):
     """A reader hangs: the finished steps are saved without waiting for it."""
     run = start(slowly(command(tmp_path), "hanging_digits"))
-    wait_until(lambda: lines_in(tmp_path) >= 8, run)
+    wait_until(lambda: len(lines_in(tmp_path)) >= 8, run)
     time.sleep(2.0)
     trained = len(metrics_of(tmp_path))
     run.send_signal(signal.SIGTERM)
@@ -160,7 +153,7 @@ def test_the_second_sigterm_ends_at_once(tmp_path: Path):
     """Two processes wait for a hanging reader: neither may end alone before a second signal."""
     commands = commands_of_two(tmp_path / "run", duration="200 steps")
     runs = [start(slowly(arguments, "hanging_digits"), devices=2) for arguments in commands]
-    wait_until(lambda: lines_in(tmp_path / "run") >= 25, runs[0])
+    wait_until(lambda: len(lines_in(tmp_path / "run")) >= 25, runs[0])
     time.sleep(3.0)  # let the steps before the hanging image finish
     runs[0].send_signal(signal.SIGTERM)
     time.sleep(2.0)

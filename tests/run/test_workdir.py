@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from checkpoint.test_series import everything_in
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -54,32 +55,65 @@ def test_what_no_number_depends_on_may_change(workdir: epath.Path, field: str, v
         check_workdir(workdir, changed_config(**{field: value}), mode=mode)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "told"),
-    [
-        ("seed", 1, "seed: 0 there, 1 here"),
-        ("model.moe.num_experts", 2, "model.moe.num_experts: 4 there, 2 here"),
-    ],
+CHANGED = (
+    " holds a run of another config ({}); name a new --workdir, or repeat that run's config; "
+    "scripts/evaluate.py evaluates other data"
 )
-def test_another_config_is_refused_by_what_differs(
-    workdir: epath.Path, field: str, value: object, told: str
-):
-    before = {p.name: p.read_text() for p in workdir.iterdir()}
+SEEN = "seed: 0 there, 1 here"
+NO_JSON = (
+    "is no JSON object, so it was changed or damaged; restore it from a copy (every checkpoint's "
+    "meta/metadata has one), or name a new --workdir"
+)
+WILD = "{} in a name would be taken as a wildcard, and other files be read and written; choose a "
+WILD += "name without it"
+# The place beside the workdir of a run, the mode, changes to the config -> the line from the place.
+REFUSED = [
+    ("run", "train", {"seed": 1}, CHANGED.format(SEEN)),
+    ("run", "eval", {"seed": 1}, CHANGED.format(SEEN)),
+    ("run", "train", {"model.loop.core": ((1, 4),)},
+     CHANGED.format("model.loop.core: [[1, 3]] there, [[1, 4]] here")),
+    ("run", "train", {"model.moe.num_experts": 2, "seed": 1},
+     CHANGED.format(f"model.moe.num_experts: 4 there, 2 here; {SEEN}")),
+    ("run", "eval", {"duration": "9 epochs"},
+     CHANGED.format("duration: '100 epochs' there, '9 epochs' here")),
+    ("new", "eval", {}, ": no run there; give the --workdir of a training run"),
+    ("", "train", {}, " is not empty and holds no run of this program; name another"),
+    ("", "eval", {}, ": no run there; give the --workdir of a training run"),
+    ("thesis.txt", "train", {}, " is a file; name a directory"),
+    *((f"{text}/config.json", "train", {}, f"/config.json {NO_JSON}")
+      for text in ('{"seed": 0,', "[]", "3")),
+    *((f"{name}/x", "train", {}, f": {WILD.format(mark)}")  # Orbax would read what matches
+      for name, mark in (("a[1]", "["), ("a*", "*"), ("a?", "?"), ("a\\b", "\\"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "mode", "changes", "line"), REFUSED)
+def test_what_is_refused(workdir: epath.Path, name: str, mode: str, changes: dict, line: str):
+    """Nothing is written; a damaged config.json stays as it is."""
+    (workdir.parent / "thesis.txt").write_text("precious")
+    place, damaged = workdir.parent / name, name.removesuffix("/config.json")
+    if damaged != name:
+        place = workdir
+        (place / "config.json").write_text(damaged)
+    before = everything_in(Path(workdir.parent))
     with pytest.raises(BadInputError) as caught:
-        check_workdir(workdir, changed_config(**{field: value}), mode="train")
-    assert str(caught.value) == (
-        f"--workdir={workdir} holds a run of another config ({told}); name a new --workdir, or "
-        "repeat that run's config; scripts/evaluate.py evaluates other data"
-    )
-    assert {p.name: p.read_text() for p in workdir.iterdir()} == before
+        check_workdir(place, changed_config(**changes), mode=mode)
+    assert str(caught.value).removeprefix("--workdir=") == f"{place}{line}"
+    assert everything_in(Path(workdir.parent)) == before
+
+
+def test_a_new_place(tmp_path: Path):
+    """A new directory, an empty one, or one whose name earlier versions accepted."""
+    for name in ("new", "", "a[1]"):
+        if name == "a[1]":
+            write_run(epath.Path(tmp_path / name), digits.get_config(), INFO)
+        check_workdir(epath.Path(tmp_path / name), digits.get_config(), mode="train")
 
 
 def test_only_training_takes_another_duration(workdir: epath.Path):
     """`check_length` decides whether it may be longer; config.json then has the new one."""
     longer = changed_config(duration="900 epochs")
     check_workdir(workdir, longer, mode="train")
-    with pytest.raises(BadInputError, match="duration: '100 epochs' there, '900 epochs' here"):
-        check_workdir(workdir, longer, mode="eval")
     before = json.loads((workdir / "config.json").read_text())
     write_run(workdir, changed_config(duration="900 epochs", **{"checkpoint.keep": 9}), INFO)
     after = json.loads((workdir / "config.json").read_text())
@@ -108,30 +142,6 @@ def test_the_config_of_a_start_that_saved_nothing_is_replaced(workdir: epath.Pat
     assert len(json.loads((workdir / "environment.json").read_text())) == (2 if saved else 1)
 
 
-def test_a_place_that_is_no_run(tmp_path: Path):
-    """A new directory is for training alone; a file, and a directory of others, for nothing."""
-    for workdir in (tmp_path / "new", tmp_path):
-        check_workdir(epath.Path(workdir), digits.get_config(), mode="train")
-        with pytest.raises(BadInputError, match="no run there"):
-            check_workdir(epath.Path(workdir), digits.get_config(), mode="eval")
-    (tmp_path / "thesis.txt").write_text("precious")
-    for place, problem in ((tmp_path, "is not empty and holds no run of this program"),
-                           (tmp_path / "thesis.txt", "is a file; name a directory")):  # fmt: skip
-        with pytest.raises(BadInputError, match=problem):
-            check_workdir(epath.Path(place), digits.get_config(), mode="train")
-
-
-@pytest.mark.parametrize("name", ["a[1]", "a*", "a?", "a\\b"])
-def test_a_new_run_is_not_named_like_a_pattern(tmp_path: Path, name: str):
-    """Orbax would look for its own files in the places that match, and leave them unread."""
-    place = epath.Path(tmp_path / name / "run")
-    with pytest.raises(BadInputError, match="would be taken as a wildcard"):
-        check_workdir(place, digits.get_config(), mode="train")
-    assert list(tmp_path.iterdir()) == []
-    write_run(place, digits.get_config(), INFO)  # as an earlier version did
-    check_workdir(place, digits.get_config(), mode="train")
-
-
 def test_what_a_run_leaves(workdir: epath.Path):
     stored = json.loads((workdir / "config.json").read_text())
     assert flatten(from_json(stored)) == flatten(digits.get_config().to_dict())
@@ -150,32 +160,44 @@ def test_the_config_of_the_first_start_stays(workdir: epath.Path):
     assert len(json.loads((workdir / "environment.json").read_text())) == 2
 
 
-def test_data_with_other_facts_is_refused(tmp_path: Path):
-    """Beside what JSON changes and what other machines round otherwise."""
-    place = epath.Path(tmp_path)
-    meta = {"tokenizer": {"model": {"vocab": [["a", -1.5]]}}, "unigram_entropy": 5.25, "step": 3}
-    same = {"tokenizer": {"model": {"vocab": [("a", -1.5)]}}, "unigram_entropy": 5.25 + 1e-12}
-    check_info(meta, same, workdir=place)
-    check_info({}, same, workdir=place)
-    check_info({"step": 3}, same, workdir=place)
-    other = same | {"tokenizer": {"model": {"vocab": [["b", -1.5]]}}}
-    with pytest.raises(BadInputError, match="trained on data with another tokenizer"):
-        check_info(meta, other, workdir=place)
-    with pytest.raises(BadInputError, match="another vocab_size than"):  # no model to start from
-        check_info(
+FACTS = {"tokenizer": {"model": {"vocab": [["a", -1.5]]}}, "unigram_entropy": 5.25, "step": 3}
+SAME = {"tokenizer": {"model": {"vocab": [("a", -1.5)]}}, "unigram_entropy": 5.25 + 1e-12}
+CONTENT = {"content_sha256": "a", "vocab_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("meta", "info", "fact"),
+    [
+        (FACTS, SAME, ""),  # JSON has no tuples, and other machines round otherwise
+        ({}, SAME, ""),
+        ({"step": 3}, SAME, ""),
+        (FACTS, SAME | {"tokenizer": {"model": {"vocab": [["b", -1.5]]}}}, "tokenizer"),
+        (FACTS, SAME | {"unigram_entropy": 5.2}, "unigram_entropy"),
+        (
             {"vocab_size": 8, "text_sha256": "a"},
-            {"vocab_size": 256, "text_sha256": "b"},
-            workdir=place,
+            {"vocab_size": 9, "text_sha256": "b"},
+            "vocab_size",
+        ),
+        (CONTENT, CONTENT | {"content_sha256": "b"}, "content"),
+        (CONTENT, {"content_sha256": "b", "vocab_size": 9}, "vocab_size"),
+    ],
+)
+def test_data_with_other_facts_is_refused(tmp_path: Path, meta: dict, info: dict, fact: str):
+    """Other examples of the same kind are accepted with --extend."""
+    place = epath.Path(tmp_path)
+    extends = "; to continue this run on other examples add --extend" * (fact == "content")
+    for extend in (False, True):
+        if not fact or (extends and extend):
+            told = "the data has changed since this run began" if fact else ""
+            assert check_info(meta, info, workdir=place, extend=extend) == told
+            continue
+        with pytest.raises(BadInputError) as caught:
+            check_info(meta, info, workdir=place, extend=extend)
+        assert str(caught.value) == (
+            f"--workdir={place} was trained on data with another {fact} than the data that it is "
+            "given now; give that run's data, or name a new --workdir, in which "
+            f"--config.init_from={place} starts from this model{extends}"
         )
-    with pytest.raises(BadInputError, match="another unigram_entropy"):
-        check_info(meta, same | {"unigram_entropy": 5.2}, workdir=place)
-    saved, here = {"content_sha256": "a"}, {"content_sha256": "b"}
-    with pytest.raises(BadInputError, match=r"another content than .* examples add --extend$"):
-        check_info(saved, here, workdir=place)
-    assert check_info(saved, here, workdir=place, extend=True).startswith("the data has changed")
-    assert check_info(saved, saved, workdir=place, extend=True) == ""
-    with pytest.raises(BadInputError, match="another vocab_size than"):
-        check_info(saved | {"vocab_size": 8}, here | {"vocab_size": 9}, workdir=place, extend=True)
 
 
 def test_one_start_at_a_time(tmp_path: Path):
@@ -235,14 +257,6 @@ def test_a_start_that_was_cut_off_may_begin_again(tmp_path: Path):
     for name in ("config.json.1a2b3c4d.tmp", "config.json.tmp", ".lock"):
         (tmp_path / name).write_text("{")
     check_workdir(epath.Path(tmp_path), digits.get_config(), mode="train")
-
-
-@pytest.mark.parametrize("text", ['{"seed": 0,', "[]", "3"])
-def test_a_damaged_config_is_not_overwritten(workdir: epath.Path, text: str):
-    (workdir / "config.json").write_text(text)
-    with pytest.raises(BadInputError, match=r"config\.json is no JSON object"):
-        check_workdir(workdir, digits.get_config(), mode="train")
-    assert (workdir / "config.json").read_text() == text
 
 
 @pytest.mark.parametrize("place", ["model.moe.router.name", "model.moe.losses", "optimizer.name"])

@@ -126,10 +126,10 @@ def train_step(options: Options) -> Rows:
 
 def checkpoint(options: Options) -> Rows:
     named, out = experiments(options), new_directory(options.out)
-    from widenet_jax.ops.benchmark.checkpoint import checkpoint_row
+    from widenet_jax.ops.benchmark.checkpoint import saving_row
 
     return [
-        checkpoint_row(*one, workdir=out / str(number), rounds=options.rounds)
+        saving_row(*one, workdir=out / str(number), rounds=options.rounds)
         for number, one in enumerate(named)
     ]
 

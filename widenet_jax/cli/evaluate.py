@@ -35,6 +35,7 @@ from widenet_jax.specs import resolve, task_spec, task_specs
 if TYPE_CHECKING:
     from etils import epath
 
+    from widenet_jax.nn.loop_settings import LoopSettings
     from widenet_jax.specs import TaskSpec
     from widenet_jax.trained import Trained
 
@@ -81,15 +82,12 @@ def evaluate(options: Options) -> None:
     rows = work(options, trained, result, out)
     if out:
         write_json(out / "evaluation.json", result)
-    rows = [("step", f"{trained.step:,}"), *loop_rows(trained.config.model.loop), *rows]
+    rows = [("step", f"{trained.step:,}"), *loop_rows(trained.model.loop), *rows]
     show(options, result, text_table(rows))
 
 
-def loop_rows(section: dict) -> Rows:
+def loop_rows(loop: "LoopSettings") -> Rows:
     """Returns the number of loops of each group, where it differs from that in training."""
-    from widenet_jax.nn.loop import Loop
-
-    loop = Loop.of(section)
     trained = sorted({loops for _, loops in loop.core if loops > 1})
     if loop.counts.eval in (0, *trained) and len(trained) < 2:
         return []

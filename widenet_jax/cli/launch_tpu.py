@@ -108,7 +108,8 @@ def job_of(options: Options) -> Job:
         raise BadInputError(f"--tpu={options.tpu}: write generation and size, as in v3-256")
     tpu = parse_topology(options.tpu, field="--tpu")
     config = requests.check_config(options.config)
-    requests.check_places(override(load_config(options.config), options.fields))
+    for problem in requests.unreadable(override(load_config(options.config), options.fields)):
+        raise BadInputError(problem)
     if not re.match("gs://[^/]", options.workdir):
         raise BadInputError(
             f"--workdir={options.workdir}: give a gs:// directory, which all workers share and "
@@ -124,7 +125,7 @@ def job_of(options: Options) -> Job:
         arguments=(*places, *["--extend"] * options.extend, *options.fields),
         queued=options.backend == QUEUED,
         spot=options.spot,
-        runtime_version=options.runtime_version or requests.RUNTIME_VERSIONS[tpu.generation],
+        runtime_version=options.runtime_version or tpu.chip.image,
         gcloud_flags=requests.split_gcloud_flags(options.gcloud_flags),
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from widenet_jax.nn.loop import Loop
+from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.run.tables import primary_text, remark
 from widenet_jax.specs import model_spec, task_spec
 
@@ -100,7 +100,7 @@ def model_card(
 def describe_model(model: Mapping[str, Any]) -> str:
     """Describes a `config.model`: "WideNet: 12 blocks of width 768, 12 heads, ..."."""
     spec, heads, ffn = model_spec(model["name"]), model["attention"].get("num_heads"), model["ffn"]
-    loop = Loop.of(model["loop"])
+    loop = parse_loop(model["loop"])
     shared = ", ".join(loop.shared())
     feed_forward = {
         "mlp": "feed-forward of width {mlp_dim}",

@@ -11,7 +11,7 @@ from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.initializers import uniform_between
-from widenet_jax.nn.loop import SECTION, Exit, Loop
+from widenet_jax.nn.loop_settings import Exit
 from widenet_jax.param_names import ENCODER
 from widenet_jax.typing import Array, Aux, Shapes
 
@@ -88,8 +88,8 @@ class LanguageModel(BlockSettings, kw_only=True):
 
     def predictions(self, x: Array, table: Array, shape: tuple[int, int]) -> dict[str, Array]:
         """Returns the outputs of x [B, T, D], or [R B, T, D] after each of R loops."""
-        logits, leave = self.logits(x, table), Loop.of(self.loop).exit
-        if not Loop.of(self.loop).exits:
+        logits, leave = self.logits(x, table), self.loop.exit
+        if not self.loop.exits:
             return {"logits": logits}
         logits = logits.reshape(-1, *shape, self.vocab_size)
         leaves = jnp.zeros(logits.shape[:3]).at[-1].set(1.0)
@@ -117,18 +117,18 @@ class LanguageModel(BlockSettings, kw_only=True):
                 "language model; choose another router, or moe.priority=token_order, or set "
                 "config.model.allow_mixing=true"
             )
-        counts = Loop.of(self.loop).counts
+        counts = self.loop.counts
         other = f"eval={counts.eval}" if counts.eval else f"train={counts.train}"
         if self.has_memory and other != "train=fixed":
             raise BadInputError(
-                f"{SECTION}.counts.{other}: the memory has a place for each block that the core "
-                "names; give config.model.attention.name=full, which has none"
+                f"config.model.loop.counts.{other}: the memory has a place for each block that the "
+                "core names; give config.model.attention.name=full, which has none"
             )
 
     def outside_flops(self, input_spec: Shapes) -> int:
         """Returns the FLOPs of an example's output layer; looking up an embedding counts none."""
-        flops, loop = 2 * self.num_tokens(input_spec) * self.embed_dim * self.vocab_size, self.loop
-        return flops * max(r for _, r in loop["core"]) if Loop.of(loop).exits else flops
+        flops = 2 * self.num_tokens(input_spec) * self.embed_dim * self.vocab_size
+        return flops * max(r for _, r in self.loop.core) if self.loop.exits else flops
 
     def num_tokens(self, input_spec: Shapes) -> int:
         """Returns T of an example."""
@@ -143,7 +143,7 @@ def leaving(gates: Array) -> Array:
 
 
 def exit_loops(logits: Array, leaves: Array, leave: Exit) -> Array:
-    """Returns the loop [B, T] whose prediction each token takes, see `loop.Exit`.
+    """Returns the loop [B, T] whose prediction each token takes, see `loop_settings.Exit`.
 
     Args:
       logits: [R, B, T, V].

@@ -16,7 +16,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.language.model import MEMORY
 from widenet_jax.losses import label_cross_entropy
 from widenet_jax.nn.block_settings import needs_memory
-from widenet_jax.nn.loop import Exit, Loop
+from widenet_jax.nn.loop_settings import Exit, parse_loop
 from widenet_jax.task import (
     Apply,
     Baseline,
@@ -78,11 +78,12 @@ class LanguageModeling(Task):
                     f"config.task.{name}={length} has no effect on config.model.attention.name="
                     f"{model.attention.name}, which has no memory; give 0"
                 )
+        loop = parse_loop(model.loop)
         return cls(
             vocab_size=data_info.info["vocab_size"],
             window_length=T,
-            depth=Loop.of(model.loop).depth,
-            exit=Loop.of(model.loop).exit,
+            depth=loop.depth,
+            exit=loop.exit,
             embed_dim=model.embed_dim,
             dtype=model.dtype,
             stream=data_info.stream or StreamInfo(),
@@ -187,7 +188,7 @@ def carried(outputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def exit_loss(outputs: Mapping[str, Array], labels: Array, leave: Exit) -> Array:
-    """Returns the loss of predictions after each loop, see `nn.loop.Exit`.
+    """Returns the loss of predictions after each loop, see `nn.loop_settings.Exit`.
 
     Args:
       outputs: of the model, loop_logits [R, B, T, V] and leaves [R, B, T] among them.

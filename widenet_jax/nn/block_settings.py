@@ -13,8 +13,10 @@ from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
 from widenet_jax.nn.initializers import KERNEL_INITS, KernelInit
-from widenet_jax.nn.loop import SECTION, Loop, Step, evaluated_steps
+from widenet_jax.nn.loop import Step, steps_of
+from widenet_jax.nn.loop_settings import LoopSettings
 from widenet_jax.nn.mlp import ACTIVATIONS
+from widenet_jax.nn.rules import check_rules, stacked_loop_rules
 from widenet_jax.specs import resolve
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -36,7 +38,7 @@ class BlockSettings(nn.Module):
     """The fields of a stack of blocks, which every model with such a stack has, too.
 
     Attributes:
-      loop: which weights run in which order, see `loop.Loop`; its depth L is the number of blocks.
+      loop: which weights run in which order; its depth L is the number of blocks.
       attention: `name` in `attention.ATTENTIONS`, and that layer's own fields.
       ffn: name in `feed_forwards.FEED_FORWARDS` of the feed-forward of the blocks that `ffn_blocks`
         chooses; the other blocks have `feed_forwards.PLAIN`.
@@ -63,7 +65,7 @@ class BlockSettings(nn.Module):
       causal: whether tokens see earlier ones only; the model decides, no config does.
     """
 
-    loop: Mapping[str, Any]
+    loop: LoopSettings
     attention: Mapping[str, Any]
     ffn: str = PLAIN
     ffn_blocks: str | tuple[int, ...] = "all"
@@ -88,7 +90,7 @@ class BlockSettings(nn.Module):
     @property
     def depth(self) -> int:
         """L, the number of blocks as they run."""
-        return Loop.of(self.loop).depth
+        return self.loop.depth
 
     @property
     def outer_init(self) -> KernelInit:
@@ -109,61 +111,8 @@ class BlockSettings(nn.Module):
             place, init = f"config.model.{part}", own.get("kernel_init", self.kernel_init)
             choose(KERNEL_INITS, init, field=f"{place}.kernel_init")
             check_range(f"{place}.dropout", own.get("dropout", self.dropout), 0.0, 0.99)
-        loop, size = Loop.of(self.loop), self.blocks_per_routing()
         self.check_peri()
-        if loop.prelude % size:
-            raise BadInputError(
-                f"config.model.routing_groups={self.routing_groups} shares a routing between the "
-                f"prelude of {loop.prelude} and the core; choose a {SECTION}.prelude that {size} "
-                "divides"
-            )
-        self.check_routing(loop)
-        self.check_alike(loop)
-        if loop.exits and not self.exits:
-            raise BadInputError(
-                f"{SECTION}.exit needs a language model without a memory "
-                "(config.model.attention.name=full)"
-            )
-        if loop.exits and not (self.unroll and self.remat == "none"):
-            raise BadInputError(
-                f"{SECTION}.exit needs config.model.unroll=true and config.model.remat=none"
-            )
-        if loop.exits and self.routing_groups:
-            raise BadInputError(f"{SECTION}.exit needs config.model.routing_groups=0")
-        if loop.own_router and not self.routes:
-            raise BadInputError(
-                f"{SECTION}.tie.router={loop.tie.router} has no effect on "
-                f"config.model.ffn={self.ffn}, which routes nothing; give experts, or choose a "
-                "model with experts"
-            )
-
-    def check_routing(self, loop: Loop) -> None:
-        """Raises BadInputError where loops cannot take their first loop's experts."""
-        needs = {
-            "ffn=moe": self.routes,
-            "routing_groups=0": not self.routing_groups,
-            "unroll=true": self.unroll,
-            "remat=none": self.remat == "none",
-            "loop.counts.train=fixed": loop.counts.train == "fixed",
-        }
-        if loop.routing == "first" and not all(needs.values()):
-            missing = next(need for need, met in needs.items() if not met)
-            raise BadInputError(f"{SECTION}.routing=first needs config.model.{missing}")
-
-    def check_alike(self, loop: Loop) -> None:
-        """Raises BadInputError where a loop is to stand for others, and is not as they are."""
-        counts, names = loop.counts, self.ffn_names()
-        others = [f"counts.eval={counts.eval}"] if counts.eval else []
-        others += [f"counts.train={counts.train}"] if counts.train != "fixed" else []
-        if others and self.routing_groups:
-            raise BadInputError(f"{SECTION}.{others[0]} needs config.model.routing_groups=0")
-        others += ["routing=first"] if loop.routing == "first" else []
-        alike = [names[i : i + n] * r == names[i : i + n * r] for i, n, r in loop.periods()]
-        if others and not all(alike):
-            raise BadInputError(
-                f"{SECTION}.{others[0]} needs the same feed-forwards in each loop of a group; "
-                f"config.model.ffn_blocks={self.ffn_blocks} gives others: give all"
-            )
+        check_rules(stacked_loop_rules(self))
 
     def check_peri(self) -> None:
         """Raises BadInputError where the norms are to feed what a part does not tell apart."""
@@ -234,10 +183,10 @@ class BlockSettings(nn.Module):
 
     def steps(self, *, train: bool = True) -> tuple[Step, ...]:
         """Returns the blocks in the order in which they run, in training or evaluation."""
-        loop = Loop.of(self.loop)
-        norms_out = self.norm_position == "sandwich"
-        steps = loop.steps(self.ffn_names(), self.blocks_per_routing(), norms_out=norms_out)
-        return steps if train or not loop.counts.eval else evaluated_steps(loop, steps)
+        norms = {"norms_out": self.norm_position == "sandwich"}
+        return steps_of(
+            self.loop, self.ffn_names(), self.blocks_per_routing(), **norms, train=train
+        )
 
     @property
     def has_memory(self) -> bool:

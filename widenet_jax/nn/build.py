@@ -35,6 +35,7 @@ from jax.tree_util import DictKey
 from widenet_jax.errors import BadInputError, check_section, choose
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
+from widenet_jax.nn.loop_settings import Counts, Tie, parse_loop
 from widenet_jax.specs import model_spec, resolve
 from widenet_jax.typing import PyTree, Shapes
 
@@ -64,6 +65,7 @@ def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
     place, section = "config.model.attention", dict(fields["attention"])
     attention = choose(ATTENTIONS, section.pop("name", ""), field=f"{place}.name")
     check_section(resolve(attention), section, section=place, decided=("causal",), common=COMMON)
+    fields["loop"] = parse_loop(fields["loop"])
     module = build(feed_forwards=sections, **fields, **model_fields)
     module.check()
     return module
@@ -170,7 +172,7 @@ def count_parameters(shapes: PyTree) -> int:
 
 def count_unrolled(model: nn.Module, input_spec: Shapes) -> int:
     """Counts the parameters of the same model with nothing shared: all that its blocks apply."""
-    none = {"attention": "none", "experts": "none", "router": "experts", "norms": "none"}
-    plain = {"tie": none, "condition": "none", "routing": "own", "counts": {}}
-    apart = model.clone(loop={**model.loop, **plain})
+    tie = Tie(attention="none", experts="none", norms="none")
+    plain = {"tie": tie, "condition": "none", "routing": "own", "counts": Counts()}
+    apart = model.clone(loop=dataclasses.replace(model.loop, **plain))
     return count_parameters(parameter_shapes(apart, input_spec))

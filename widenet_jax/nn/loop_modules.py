@@ -15,7 +15,7 @@ class LoopStart(nn.Module):
     """What enters the state as a loop begins: the state before the core, and the loop's vector.
 
     Attributes:
-      inject: a name in `loop.INJECTIONS`; "linear" has a kernel [2 D, D] without bias, at first
+      inject: see `LoopSettings`; "linear" has a kernel [2 D, D] without bias, at first
         N(0, 2 / (5 D)) as in Huginn's code, whatever the blocks have: it replaces the state and is
         not added to it.
       loops: number of the group's loops, each with a vector that is 0 at first; 0: no vectors.

@@ -5,127 +5,133 @@ with an exit after each loop.
 """
 
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.blocks import Blocks, Parts, begin_core, over_operations
-from widenet_jax.nn.loop import Loop, Step, stretches
+from widenet_jax.nn.block_settings import BlockSettings
+from widenet_jax.nn.loop import Step
+from widenet_jax.nn.parts import Inputs, Outputs, Parts, begin_core, over_operations
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux
 
 
-def run_exits(
-    stack: Blocks, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
-) -> tuple[Array, Aux, Array | None]:
+class PieceInputs(NamedTuple):
+    """What a piece is called with beside the state and the entry.
+
+    Attributes:
+      params: its own parameters, by the names that they have in a stack of its size.
+      memory: [B, size, M, D], or None.
+      index: its place among the pieces, from which random numbers come.
+      loop_numbers: [size] int32, k of each step.
+    """
+
+    params: dict
+    memory: Array | None
+    index: Array | int
+    loop_numbers: Array
+
+
+def run_exits(stack: BlockSettings, x: Array, memory: None, inputs: Inputs) -> Outputs:
     """Runs the blocks, those after the group that loops on the state after each loop."""
-    del memory  # refused
-    as_trained = train or stack.is_initializing()
-    loop, steps = Loop.of(stack.loop), stack.steps(train=as_trained)
-    groups = (loop if as_trained else loop.evaluated()).periods()
+    loop, as_trained = stack.loop, inputs.train or stack.is_initializing()
+    steps = stack.steps(train=as_trained)
     # The group is the one that loops in training; evaluation may run it once.
-    place = next(i for i, (_, loops) in enumerate(loop.core) if loops > 1)
-    first, period, loops = groups[place]
-    run = partial(stack.run_blocks, memory=None, parts=Parts(stack), train=train)
-    auxes, states, entry = [], [], None
-    ends = [loop.prelude, first] + [first + period * (k + 1) for k in range(loops)]
+    trained = [group.loops for group in loop.groups()]
+    group = loop.groups(train=as_trained)[trained.index(max(trained))]
+    run, auxes, states = partial(stack.run_blocks, Parts(stack)), [], []
+    ends = [loop.prelude, *range(group.first, group.end + 1, group.period)]
     for start, end in itertools.pairwise([0, *ends]):
-        if start == loop.prelude and entry is None:
-            x, entry = begin_core(stack, loop.start, x, train=train)
+        if start == loop.prelude and inputs.entry is None:
+            inputs = inputs._replace(entry=x)
+            x = begin_core(stack, x, train=inputs.train)
         if some := steps[start:end]:
-            x, aux, _ = run(x, entry=entry, seen=seen, mask=mask, steps=some)
+            x, aux, _ = run(some, x, None, inputs)
             auxes.append(aux)
-        if end > first:
+        if end > group.first:
             states.append(x)
     # A single example is a token group by itself, and so is each of its states.
-    alone = len(x) == 1 and not train
+    alone = len(x) == 1 and not inputs.train
     states = states if alone else [jnp.concatenate(states)]
-    if some := steps[ends[-1] :]:
-        again = lambda y: jnp.concatenate([y] * (1 if alone else loops))  # noqa: E731
-        entry, seen, mask = jax.tree.map(again, (entry, seen, mask))
+    if some := steps[group.end :]:
+        again = lambda y: jnp.concatenate([y] * (1 if alone else group.loops))  # noqa: E731
+        tokens = {name: getattr(inputs, name) for name in ("entry", "seen", "mask")}
+        inputs = inputs._replace(**jax.tree.map(again, tokens))
         for i, state in enumerate(states):
-            states[i], aux, _ = run(state, entry=entry, seen=seen, mask=mask, steps=some)
+            states[i], aux, _ = run(some, state, None, inputs)
         auxes.append(aux)
     return jnp.concatenate(states), over_operations(jnp.concatenate, auxes), None
 
 
-def run_pieces(
-    stack: Blocks,
-    x: Array,
-    memory: Array | None,
-    *,
-    loops: Array | None,
-    seen: dict,
-    mask: Array | None,
-    train: bool,
-) -> tuple[Array, Aux, Array | None]:
+def run_pieces(stack: BlockSettings, x: Array, memory: Array | None, inputs: Inputs) -> Outputs:
     """Runs the blocks in equal pieces, each one function of its parameters and its memory.
 
     Such a function can be recomputed (`remat`). A piece is one block, or those that share a
     routing. Pieces that repeat themselves can be looped over (`unroll=False`).
     """
-    size, steps = stack.blocks_per_routing(), stack.steps()
-    starts = range(0, len(steps), size)
-    pieces = [tuple(s.within(i) for s in steps[i : i + size]) for i in starts]
+    loop, size, steps = stack.loop, stack.blocks_per_routing(), stack.steps()
+    firsts = range(0, len(steps), size)
+    pieces = [tuple(step.within(i) for step in steps[i : i + size]) for i in firsts]
     shared, own = split_parameters(stack, size)
     keys = {name: stack.make_rng(name) for name in ("dropout", "router") if stack.has_rng(name)}
-    run_piece = partial(runner, stack, shared, keys, {"mask": mask} | seen, train)
 
-    def run_some(
-        x: Array, inputs: list[tuple], some: list, entry: Array | None, **of: bool
-    ) -> tuple:
-        found = []
-        runners = {piece: run_piece(piece, **of) for piece in some}
-        for piece, rest in zip(some, inputs, strict=True):
-            x, *output = runners[piece](x, entry, *rest)
-            found.append(output)
-        return x, joined(found)
+    def run_some(x: Array, rows: list[PieceInputs], some: list, entry: Array, **how: bool) -> tuple:
+        runners = {piece: runner(stack, shared, keys, inputs, piece, **how) for piece in some}
+        outputs = []
+        for piece, row in zip(some, rows, strict=True):
+            x, *output = runners[piece](x, entry, row)
+            outputs.append(output)
+        return x, joined(outputs)
 
     # [B, L, M, D] -> count * [B, size, M, D]
-    count, loop, entry = len(pieces), Loop.of(stack.loop), None
+    count, core, entry, outputs = len(pieces), loop.prelude // size, None, []
     memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
-    numbers = jnp.array(loop.loop_numbers(), jnp.int32).reshape(count, size)
-    inputs = list(zip(own, memories, range(count), numbers, strict=True))
-    outputs, core = [], loop.prelude // size
-    parts = [(0, core, 1), (core, count - core, 1)]
-    if loops is not None:
-        parts = [(0, core, 1), *loop.periods(), (count - loop.coda, loop.coda, 1)]
+    numbers = jnp.array([step.loop for step in steps], jnp.int32).reshape(count, size)
+    rows = list(map(PieceInputs, own, memories, range(count), numbers))
+    stretches = [(0, core, 1), (core, count - core, 1)]
+    if inputs.loops is not None:
+        groups = [(group.first, group.period, group.loops) for group in loop.groups()]
+        stretches = [(0, core, 1), *groups, (count - loop.coda, loop.coda, 1)]
     elif not stack.unroll:
-        parts = [*stretches(pieces[:core]), *stretches(pieces[core:], core)]
-    for first, period, repeats in (part for part in parts if part[1]):
+        stretches = [*stretches_of(pieces[:core]), *stretches_of(pieces[core:], core)]
+    for first, period, repeats in (stretch for stretch in stretches if stretch[1]):
         if first == core:
-            x, entry = begin_core(stack, loop.start, x, train=train)
-        some, rows = pieces[first : first + period], inputs[first : first + period * repeats]
+            x, entry = begin_core(stack, x, train=inputs.train), x
+        some, of_some = pieces[first : first + period], rows[first : first + period * repeats]
         run = partial(run_some, some=some, entry=entry, looped=repeats > 1)
-        if loops is not None and repeats > 1:
+        if inputs.loops is not None and repeats > 1:
+            number, last = jnp.minimum(inputs.loops, repeats), repeats
+            if loop.counts.train == "poisson":
+                number, last = inputs.loops, loop.counts.backprop_last
             beyond = (repeats, (first + 1) << 16)
-            x, found = run_counted(run, x, rows[:period], *loop.learning(loops, repeats), beyond)
+            x, output = run_counted(run, x, of_some[:period], number, last, beyond)
         else:
-            x, found = repeat(run, x, [rows[i::period] for i in range(period)])
-        outputs += found
+            x, output = repeat(run, x, [of_some[i::period] for i in range(period)])
+        outputs += output
     return x, *joined(outputs)
 
 
 def runner(
-    stack: Blocks,
+    stack: BlockSettings,
     shared: dict,
     keys: dict,
-    seen: dict,
-    train: bool,
+    inputs: Inputs,
     piece: tuple[Step, ...],
     *,
     looped: bool,
     learns: bool = True,
 ) -> Callable:
-    """Returns a piece as a function (x, entry, params, memory, index, numbers) -> (x, ...).
+    """Returns a piece as a function (x, entry, inputs) -> (x, aux, memory).
 
     Args:
+      stack: the blocks.
       shared: the parameters that the piece shares with others.
       keys: of the random streams, from which each index draws its own.
-      seen: the tokens that are real, and that attention sees.
-      train: with dropout and routing noise.
+      inputs: of the stack.
       piece: its steps.
       looped: whether a loop runs it.
       learns: whether gradients flow to parameters and entry.
@@ -133,26 +139,20 @@ def runner(
     plain = {"remat": "none", "unroll": True, "last_norm": False}
     blocks = stack.clone(parent=None, name=None, some_steps=piece, **plain)
     stop = (lambda tree: tree) if learns else jax.lax.stop_gradient
+    tokens = {"mask": inputs.mask, "train": inputs.train} | inputs.seen
 
-    def run(
-        x: Array,
-        entry: Array | None,
-        params: dict,
-        old: Array | None,
-        index: Array | int,
-        numbers: Array,
-    ) -> tuple:
-        rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
-        others = seen | {"memory": old, "entry": stop(entry), "loop_numbers": numbers}
-        params = stop({"params": shared | params})
-        return blocks.apply(params, x, **others, train=train, rngs=rngs)
+    def run(x: Array, entry: Array | None, row: PieceInputs) -> Outputs:
+        rngs = {name: jax.random.fold_in(key, row.index) for name, key in keys.items()}
+        entry, params = stop(entry), stop({"params": shared | row.params})
+        place = {"memory": row.memory, "entry": entry, "loop_numbers": row.loop_numbers}
+        return blocks.apply(params, x, **tokens, **place, rngs=rngs)
 
     # The two passes of a loop are two loops, whose operations no compiler merges.
     remat = stack.remat == "block" and learns
     return jax.checkpoint(run, prevent_cse=not looped) if remat else run
 
 
-def split_parameters(stack: Blocks, size: int) -> tuple[dict, list[dict]]:
+def split_parameters(stack: BlockSettings, size: int) -> tuple[dict, list[dict]]:
     """Returns the parameters that blocks share, and the own parameters of each `size` blocks.
 
     The latter have the names that they would have in a stack of `size` blocks.
@@ -167,33 +167,61 @@ def split_parameters(stack: Blocks, size: int) -> tuple[dict, list[dict]]:
     return shared, own
 
 
-def repeat(run: Callable, x: Array, inputs: list[list]) -> tuple[Array, list]:
+def stretches_of(pieces: Sequence[Any], place: int = 0) -> Iterator[tuple[int, int, int]]:
+    """Splits pieces, which begin at `place` of a longer sequence, into stretches that repeat.
+
+    Yields:
+      (first, period, repeats): the `period` pieces from `first` on come `repeats` times; the
+      longest such stretch, of those the one with the shortest period.
+    """
+    while pieces:
+        counts = {n: repeats_of(pieces, n) for n in range(1, len(pieces) // 2 + 1)}
+        repeating = [(n, repeats) for n, repeats in counts.items() if repeats > 1]
+        period, repeats = max(repeating, key=math.prod, default=(1, 1))
+        yield place, period, repeats
+        place, pieces = place + period * repeats, pieces[period * repeats :]
+
+
+def repeats_of(pieces: Sequence[Any], period: int) -> int:
+    """Returns how often in a row the first `period` pieces come."""
+    chunks = (pieces[first : first + period] for first in range(0, len(pieces), period))
+    return sum(1 for _ in itertools.takewhile(lambda chunk: chunk == pieces[:period], chunks))
+
+
+def repeat(run: Callable, x: Array, rows: list[list[PieceInputs]]) -> tuple[Array, list]:
     """Runs `run(x, inputs of a period) -> (x, output)` once a period, in a loop if it is repeated.
 
     Args:
-      inputs: each piece of a period -> the inputs of all periods.
+      run: the pieces of a period.
+      x: [B, T, D].
+      rows: each piece of a period -> the inputs of all periods.
 
     Returns:
       The last x, and the output of each period.
     """
-    periods = list(zip(*inputs, strict=True))
+    periods = list(map(list, zip(*rows, strict=True)))
     if len(periods) == 1:
-        x, output = run(x, list(periods[0]))
+        x, output = run(x, periods[0])
         return x, [output]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(list, periods))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *periods)
     x, outputs = jax.lax.scan(run, x, stacked)
     return x, [jax.tree.map(lambda y, i=i: y[i], outputs) for i in range(len(periods))]
 
 
 def run_counted(
-    run: Callable, x: Array, row: list[tuple], loops: Array, last: int, beyond: tuple[int, int]
+    run: Callable,
+    x: Array,
+    row: list[PieceInputs],
+    loops: Array,
+    last: int,
+    beyond: tuple[int, int],
 ) -> tuple[Array, list]:
     """Runs a loop `loops` times, a number that is known only as the program runs.
 
     Args:
       run: (x, inputs of a loop's pieces, learns) -> (x, (aux, memory)).
       x: [B, T, D].
-      row: the inputs of the pieces of loop 0, each (params, None, index, numbers).
+      row: the inputs of the pieces of loop 0.
       loops: int32.
       last: how many of the last loops have a gradient.
       beyond: a number of loops, and what is added to the indices of further ones, so that no piece
@@ -204,22 +232,21 @@ def run_counted(
     """
     silent = jnp.maximum(loops - last, 0)
 
-    def inputs(k: Array) -> list[tuple]:
+    def inputs(k: Array) -> list[PieceInputs]:
         more = k * len(row) + jnp.where(k < beyond[0], 0, beyond[1])
-        return [(params, old, index + more, numbers + k) for params, old, index, numbers in row]
+        return [PieceInputs(params, None, i + more, n + k) for params, _, i, n in row]
 
     before = jax.lax.stop_gradient(x)
     without = jax.lax.fori_loop(0, silent, lambda k, x: run(x, inputs(k), learns=False)[0], before)
     x = jnp.where(silent > 0, without, x)
-    zeros = jax.tree.map(
-        lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(run, x, inputs(silent))[1]
-    )
+    output = jax.eval_shape(run, x, inputs(silent))[1]
+    zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), output)
 
-    def one(x: Array, j: Array) -> tuple[Array, tuple]:
+    def loop(x: Array, j: Array) -> tuple[Array, tuple]:
         k = silent + j
         return jax.lax.cond(k < loops, lambda x: run(x, inputs(k)), lambda x: (x, zeros), x)
 
-    x, output = jax.lax.scan(one, x, jnp.arange(last))
+    x, output = jax.lax.scan(loop, x, jnp.arange(last))
     return x, [jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), output)]
 
 

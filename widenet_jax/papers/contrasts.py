@@ -6,17 +6,16 @@ same data in the same order, so that the differences vary less than the rows.
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 
+from widenet_jax.ops.sweep import seeds
+from widenet_jax.ops.sweep.seeds import SIGNS, Found
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.run.figures import PALETTE, save, subplots
-from widenet_jax.run.intervals import SIGNIFICANT, holm, mean_over_seeds, no_interval, p_of
 from widenet_jax.run.tables import table_of
 
 HOW = (
@@ -26,93 +25,27 @@ HOW = (
     "without spread have no test, and are equal if their mean is within the margin."
 )
 
-SIGNS = {1: "above 0", 0: "", -1: "below 0"}
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a contrast came to.
-
-    Attributes:
-      label: of the contrast.
-      values: one for each seed that all its rows have.
-      p: of the t-test against 0, corrected by Holm; NaN unless the seeds vary.
-      p_equal: of the two one-sided tests against the margin; NaN likewise.
-      margin: a mean within it counts as equal.
-      paper: the sign that a paper claims; 0: none.
-    """
-
-    label: str
-    values: tuple[float, ...]
-    p: float
-    p_equal: float
-    margin: float
-    paper: int = 0
-
-    @property
-    def mean(self) -> float:
-        """Mean over the seeds; NaN without any."""
-        return statistics.fmean(self.values) if self.values else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """95% interval of the mean; None unless the seeds vary."""
-        return mean_over_seeds(self.values)
-
-    @property
-    def verdict(self) -> str:
-        """Above or below 0, equal within the margin, both or undecided; or that seeds are alike.
-
-        A sign that a paper claims is confirmed or refuted.
-        """
-        if (n := len(self.values)) > 1 and not self.interval:
-            return "equal" if abs(self.mean) <= self.margin else f"no spread over {n} seeds"
-        sign = 1 if self.mean > 0 else -1
-        judged = {0: "", sign: ": confirmed", -sign: ": refuted"}[self.paper]
-        found = [f"{SIGNS[sign]}{judged}"] if self.p < SIGNIFICANT else []
-        found += ["equal"] if self.p_equal < SIGNIFICANT else []
-        return ", ".join(found) or "undecided"
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the numbers for a file."""
-        derived = {"mean": self.mean, "interval": self.interval, "verdict": self.verdict}
-        return asdict(self) | derived
-
 
 def contrasts_of(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]]) -> list[Found]:
     """Computes the contrasts of an experiment from the rows of `tables.rows_of`."""
     by_label = {row["label"].strip(): row["by_seed"] for row in rows}
-    values = {}
-    for label, plus, minus, _ in experiment.contrasts:
-        sides = [by_label.get(name, {}) for name in (*plus, *minus)]
-        seeds = sorted(set.intersection(*(set(side) for side in sides)))
-        signs = [1] * len(plus) + [-1] * len(minus)
-        found = [sum(s * of[seed] for s, of in zip(signs, sides, strict=True)) for seed in seeds]
-        values[label] = tuple(value for value in found if math.isfinite(value))
-    raw = [p_of(of, 0.0, "two-sided") for of in values.values()]
-    corrected = holm(raw)
-    margin, found = experiment.margin, []
-    for one, p in zip(experiment.contrasts, corrected, strict=True):
-        of = values[one.label]
-        p_equal = max(p_of(of, -margin, "greater"), p_of(of, margin, "less"))
-        found.append(Found(one.label, of, p, p_equal, margin, one.paper))
-    return found
+    values = {
+        one.label: seeds.paired(*([by_label.get(name, {}) for name in side] for side in one[1:3]))
+        for one in experiment.contrasts
+    }
+    claims = {one.label: one.paper for one in experiment.contrasts}
+    return seeds.compare(values, experiment.margin, claims)
 
 
 def markdown(experiment: PaperExperiment, found: Sequence[Found]) -> str:
     """Writes the contrasts as a table, and how they were computed."""
 
-    decimals = experiment.metric.decimals + 2
-
-    def interval(one: Found) -> str:
-        ends = one.interval and [f"{end:+.{decimals}f}" for end in one.interval]
-        return " to ".join(ends) if ends else no_interval(len(one.values))
-
+    form = f"{{:+.{experiment.metric.decimals + 2}f}}".format
     columns = {
         f"contrast, {experiment.metric.label}": lambda one: one.label,
         "the paper": lambda one: SIGNS[one.paper],
-        "mean": lambda one: f"{one.mean:+.{decimals}f}",
-        "95%": interval,
+        "mean": lambda one: form(one.mean),
+        "95%": lambda one: seeds.interval_text(one.interval, len(one.values), form),
         "seeds": lambda one: str(len(one.values)),
         "p": lambda one: "" if math.isnan(one.p) else f"{one.p:.3f}",
         "verdict": lambda one: one.verdict,
@@ -154,11 +87,10 @@ def plot_seeds(axis: Axes, by_label: Mapping[str, Sequence[float]]) -> None:
     names = []
     axis.axvline(0, color="0.4", linewidth=1)
     for place, (label, values) in enumerate(by_label.items()):
-        mean = statistics.fmean(values)
         axis.plot(values, [place] * len(values), "o", color=PALETTE[0], alpha=0.4)
-        ends = mean_over_seeds(values)
+        ends = seeds.mean_over_seeds(values)
         axis.plot(ends or (), [place, place] if ends else (), color=PALETTE[1], linewidth=2)
-        names.append(label if ends else f"{label} ({no_interval(len(values))})")
-        axis.plot(mean, place, "D", color=PALETTE[1])
+        names.append(label if ends else f"{label} ({seeds.no_interval(len(values))})")
+        axis.plot(seeds.mean_of(values), place, "D", color=PALETTE[1])
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)

@@ -161,21 +161,20 @@ def experiments_of(name: str, section: dict[str, Any]) -> Iterator[PaperExperime
     for size, about in layer.items():
         yield replace(whole, name=f"{name}_{size}", title=f"{whole.title} {about}", layer=size)
     for size in sizes:
-        yield replace(
-            whole,
-            name=f"{name}_{size}",
-            title=f"{whole.title}; {LANGUAGE_SIZES[size]}",
-            rows=tuple(language_rows(name, size, rows, entropy)),
-            metric=METRICS["bits" if size == "e8" else "perplexity"],
-            language=size,
-        )
+        changed = {"name": f"{name}_{size}", "title": f"{whole.title}; {LANGUAGE_SIZES[size]}"}
+        changed["metric"] = METRICS["bits" if size == "e8" else "perplexity"]
+        rows_of_size = tuple(language_rows(name, size, rows, entropy))
+        yield replace(whole, **changed, rows=rows_of_size, language=size)
     if whole.text:
         rows = tuple(PaperRow(of.model, of.variant, column(of, whole.text)) for of in printed.TEXT)
         yield replace(whole, rows=rows, metric=METRICS[whole.metric])
     elif whole.language:
-        rows = tuple(PaperRow(label, variant) for label, variant in rows)
-        contrasts = tuple(Contrast(*one) for one in whole.contrasts)
-        yield replace(whole, rows=rows, metric=METRICS["bits"], contrasts=contrasts)
+        rows, contrasts = (
+            (PaperRow(*row) for row in rows),
+            (Contrast(*of) for of in whole.contrasts),
+        )
+        changed = {"rows": tuple(rows), "contrasts": tuple(contrasts)}
+        yield replace(whole, metric=METRICS["bits"], **changed)
     elif not layer and not sizes:
         models = printed.FINETUNING if whole.finetuned else printed.PRETRAINING
         top_1 = {of.variant: of.top_1 for of in (*models, printed.OUT_OF_MEMORY)}
@@ -255,7 +254,7 @@ def chosen(names: Sequence[str], sizes: Sequence[str] = PAPER_SIZES) -> list[Pap
         choose(dict.fromkeys(PAPER_SIZES), size, field="sizes")
     wanted = {one for name in names for one in GROUPS.get(name, [name])}
     reduced = [one.of_sizes(sizes) for name, one in EXPERIMENTS.items() if name in wanted]
-    for one in reduced:
-        if not one.rows and not one.layer and one.name in names:
-            raise BadInputError(f"--sizes={','.join(sizes)}: {one.name} has no row of that size")
-    return [one for one in reduced if one.rows or one.layer]
+    empty = [one.name for one in reduced if not one.rows and not one.layer]
+    for name in (name for name in empty if name in names):
+        raise BadInputError(f"--sizes={','.join(sizes)}: {name} has no row of that size")
+    return [one for one in reduced if one.name not in empty]

@@ -14,17 +14,13 @@ from matplotlib.axes import Axes
 
 from widenet_jax.files import read_json, write_json
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.ops.analysis.figures import (
-    draw_active,
-    draw_co_occurrence,
-    plot_by_block,
-    plot_shares,
-)
+from widenet_jax.ops.analysis import figures as usage_figures
 from widenet_jax.ops.analysis.norm_divergence import VECTORS, norm_divergence
 from widenet_jax.ops.analysis.usage import ActiveUnits, ExpertUsage, measure_active, measure_usage
 from widenet_jax.ops.benchmark import report as benchmark_report
 from widenet_jax.ops.benchmark.feed_forward import LayerSize, feed_forward_row, sizes
 from widenet_jax.ops.plan.topology import parse_topology
+from widenet_jax.ops.sweep.seeds import std_of
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
@@ -125,14 +121,10 @@ def draw(experiment: PaperExperiment, scale: Scale, found: Mapping[str, Any], ou
     """Draws what `measure` returned of at least one row."""
     title, models = experiment.title, models_of(experiment, scale)
     by_row = {shown_label(experiment, name, models[name]): one for name, one in found.items()}
-    if experiment.statistic in VECTORS:
-        draw_norms(by_row, out, title=title)
-    elif experiment.statistic == "active":
-        draw_active(by_row, out, title=title)
-    elif experiment.statistic == "shares":
-        draw_shares_of(by_row, out, title=title)
-    else:
-        draw_co_occurrence(*by_row.values(), out, title=title)
+    if experiment.statistic == "together":
+        return usage_figures.draw_co_occurrence(*by_row.values(), out, title=title)
+    drawn = {"active": usage_figures.draw_active, "shares": draw_shares_of}
+    return drawn.get(experiment.statistic, draw_norms)(by_row, out, title=title)
 
 
 def models_of(experiment: PaperExperiment, scale: Scale) -> dict[str, str]:
@@ -144,7 +136,7 @@ def draw_norms(by_row: Mapping[str, np.ndarray], out: Path, *, title: str) -> No
     """Draws Figs. 4 and 5: for each model the mean over seeds, and a band between the extremes."""
     figure, axis = subplots(size=(6, 4))
     curves = {k: (range(y.shape[1]), y.mean(0), y.min(0), y.max(0)) for k, y in by_row.items()}
-    plot_by_block(axis, curves, ylabel="y (eq. 9)")
+    usage_figures.plot_by_block(axis, curves, ylabel="y (eq. 9)")
     axis.set_title(title)
     figure.legend(loc="outside lower center")
     save(figure, out)
@@ -157,7 +149,9 @@ def draw_shares_of(by_row: Mapping[str, ExpertUsage], out: Path, *, title: str) 
     figure, axes = block_panels(blocks, **size, sharey=True)
     figure.suptitle(title, fontsize=10)
     for place, axis in enumerate(axes):
-        plot_shares(axis, {name: usage.sorted_shares[place] for name, usage in by_row.items()})
+        usage_figures.plot_shares(
+            axis, {name: usage.sorted_shares[place] for name, usage in by_row.items()}
+        )
         axis.label_outer()
     place = {"loc": "outside lower center", "ncols": 2, "fontsize": 8}
     figure.legend(*axes[0].get_legend_handles_labels(), **place)
@@ -198,7 +192,7 @@ def cells(one: np.ndarray | ActiveUnits | ExpertUsage, statistic: str) -> list[s
     if statistic in VECTORS:
         means = one.mean(axis=1)
         alike = " (no spread)" * (len(one) > 1)
-        spread = f" ± {means.std(ddof=1):.4f}" if varies(means) else alike
+        spread = f" ± {std_of(means):.4f}" if varies(means) else alike
         by_block = [f"{value:.4f}" for value in one.mean(axis=0)]
         return [*by_block, f"{one.mean():.4f}{spread}", str(len(one))]
     if statistic == "active":
@@ -231,9 +225,9 @@ def time_layers(experiment: PaperExperiment, scale: Scale, out: Path) -> None:
     choices = {name: [value] for name, value in scale.layer.items()}
     choices[experiment.layer] = scale.layer_sweeps[experiment.layer]
     topology = parse_topology(scale.layer_topology) if scale.layer_topology else None
-    dtype = "bfloat16" if topology else "float32"
+    how = {"dtype": "bfloat16" if topology else "float32", "topology": topology, "rounds": ROUNDS}
     rows = [
-        feed_forward_row(method, size, dtype=dtype, topology=topology, rounds=ROUNDS)
+        feed_forward_row(method, size, **how)
         for size in sizes(LayerSize, **choices)
         for method in ("dense", "auto")
     ]

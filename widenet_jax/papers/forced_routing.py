@@ -4,7 +4,7 @@ The models are trained with choices of their own in each loop, and forced in eva
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from widenet_jax.files import read_json, write_json
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.loops import measure_loops
 from widenet_jax.ops.analysis.usage import measure_usage
+from widenet_jax.ops.sweep import seeds
 from widenet_jax.ops.sweep.trials import Status
 from widenet_jax.papers.contrasts import plot_seeds
 from widenet_jax.papers.experiments import PaperExperiment
@@ -21,7 +22,6 @@ from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.papers.tables import page
 from widenet_jax.run.figures import MARKERS, PALETTE, save, subplots
-from widenet_jax.run.intervals import mean_over_seeds, no_interval
 from widenet_jax.run.tables import table_of
 
 # Of `measure_loops`, as means over layers and loops -> name in tables and pictures.
@@ -48,14 +48,15 @@ def measure(
     for row in experiment.rows:
         of = measured[run_of(scale, experiment, row)]
         done = [one for one in of.outcomes if one.status == Status.DONE]
-        for one, workdir in zip(done, of.workdirs, strict=True):
-            if one.result["params_sha256"] not in known:
-                known[one.result["params_sha256"]] = measure_model(workdir)
+        hashes = [one.result["params_sha256"] for one in done]
+        for name, workdir in zip(hashes, of.workdirs, strict=True):
+            if name not in known:
+                known[name] = measure_model(workdir)
                 write_json(file, known)
-        if found := [known[one.result["params_sha256"]] for one in done]:
+        if found := [known[name] for name in hashes]:
             columns = {name: [one[name] for one in found] for name in ("own", "first", *SHARES)}
-            seeds = [one.trial.settings["seed"] for one in done]
-            named = {"label": row.label, "metric": found[0]["metric"], "seeds": seeds}
+            named = {"label": row.label, "metric": found[0]["metric"]}
+            named |= {"seeds": [one.trial.settings["seed"] for one in done]}
             rows.append(named | columns)
     return rows
 
@@ -78,23 +79,18 @@ def differences(row: Row) -> list[float]:
 def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> str:
     """Writes the table, and what it asks."""
 
-    def difference(row: Row) -> str:
-        lost = differences(row)
-        ends = mean_over_seeds(lost)
-        beside = "{:+.4f} to {:+.4f}".format(*ends) if ends else no_interval(len(lost))
-        return f"{statistics.fmean(lost):+.4f} ({beside})"
+    def mean(key: str, spec: str) -> Callable[[Row], str]:
+        return lambda row: format(statistics.fmean(row[key]), spec)
 
-    columns = {
-        "": lambda row: row["label"],
-        "own choices": lambda row: f"{statistics.fmean(row['own']):.4f}",
-        "the first loop's": lambda row: f"{statistics.fmean(row['first']):.4f}",
-        "difference (95%)": difference,
-        **{
-            name: lambda row, key=key: f"{statistics.fmean(row[key]):.1%}"
-            for key, name in SHARES.items()
-        },
-        "seeds": lambda row: f"{len(row['seeds'])}",
-    }
+    def difference(row: Row) -> str:
+        lost, form = differences(row), "{:+.4f}".format
+        interval = seeds.interval_text(seeds.mean_over_seeds(lost), len(lost), form)
+        return f"{form(statistics.fmean(lost))} ({interval})"
+
+    columns = {"": "{label}", "own choices": mean("own", ".4f")}
+    columns |= {"the first loop's": mean("first", ".4f"), "difference (95%)": difference}
+    columns |= {name: mean(key, ".1%") for key, name in SHARES.items()}
+    columns["seeds"] = lambda row: f"{len(row['seeds'])}"
     lines = [f"Why: {experiment.claim}"]
     names = {row["label"] for row in rows}
     lines += [f"{row.label}: not run." for row in experiment.rows if row.label not in names]

@@ -53,13 +53,10 @@ def restore(path: str, trials: Iterable[Trial], directory: Directory) -> list[di
 def add(path: str, lines: list[dict], trials: Iterable[Trial], directory: Directory) -> None:
     """Writes the lines, and a new one for each finished run that has none."""
     known = {line["trial"] for line in lines}
-    new = [
-        line_of(trial, directory)
-        for trial in trials
-        if trial.name not in known and directory.result(trial)
-    ]
+    new = [trial for trial in trials if trial.name not in known and directory.result(trial)]
     if new:
-        write_text(absolute(path), "".join(f"{json.dumps(line)}\n" for line in [*lines, *new]))
+        every = [*lines, *(line_of(trial, directory) for trial in new)]
+        write_text(absolute(path), "".join(f"{json.dumps(line)}\n" for line in every))
 
 
 def line_of(trial: Trial, directory: Directory) -> dict[str, Any]:

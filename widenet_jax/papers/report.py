@@ -94,8 +94,7 @@ def write(
             name: one.tolist() if isinstance(one, np.ndarray) else one.as_json()
             for name, one in by_row.items()
         }
-        content = {"by_block": numbers}
-        text = figures.markdown(experiment, scale, by_row)
+        content, text = {"by_block": numbers}, figures.markdown(experiment, scale, by_row)
     else:
         rows = tables.rows_of(experiment, scale, measured)
         figures.draw_table(experiment, rows, picture)
@@ -110,9 +109,8 @@ def write(
     text += f"\nMade by `{made_by['command']}`; devices: {devices}; commits: {commits}.\n"
     head = {"experiment": experiment.name, "about": scale.about_of(experiment)}
     head |= {"metric": asdict(experiment.metric), "made_by": dict(made_by)}
-    content = without_nan(head | content)
     write_text(out / f"{experiment.name}.md", text)
-    write_json(out / f"{experiment.name}.json", content)
+    write_json(out / f"{experiment.name}.json", content := without_nan(head | content))
     return text, content
 
 

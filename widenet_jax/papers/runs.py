@@ -1,16 +1,16 @@
 """Runs the trials of experiments and collects their measurements."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from widenet_jax.ops.sweep.directory import Directory, diverged, has_result
 from widenet_jax.ops.sweep.runner import Listed, Runner
+from widenet_jax.ops.sweep.seeds import mean_over_seeds
 from widenet_jax.ops.sweep.trials import MakeCommand, Outcome, Status, Trial
 from widenet_jax.papers.experiments import Metric
 from widenet_jax.papers.scales import Run
-from widenet_jax.run.intervals import Interval, accuracy_interval, mean_over_seeds
+from widenet_jax.run.intervals import Interval, accuracy_interval
 
 Trials = Mapping[Run, Sequence[Trial]]  # of each run, one for each seed
 
@@ -64,18 +64,6 @@ class Measured:
 Measurements = Mapping[Run, Measured]
 
 
-def mean_of(values: Sequence[float]) -> float | None:
-    """Averages the finite values; NaN where none is finite, None where there is no value."""
-    finite = [value for value in values if math.isfinite(value)]
-    return statistics.fmean(finite) if finite else math.nan if values else None
-
-
-def std_of(values: Sequence[float]) -> float | None:
-    """Standard deviation (n - 1) of the finite values; None for fewer than two."""
-    finite = [value for value in values if math.isfinite(value)]
-    return statistics.stdev(finite) if len(finite) > 1 else None
-
-
 def carry_out(
     trials: Trials, directory: Directory, *, workers: int, command: MakeCommand
 ) -> tuple[Measurements, bool]:
@@ -97,7 +85,7 @@ def carry_out(
         stage = [of for run, of in trials.items() if bool(run.backbone) == finetuned]
         # The first seed of every model comes before the second seed of any, so that a table is
         # complete as early as possible.
-        in_turn = [trial for seeds in zip(*stage, strict=True) for trial in seeds]
+        in_turn = (trial for seeds in zip(*stage, strict=True) for trial in seeds)
         ready = [one for one in in_turn if not finetuned or has_result(one.settings["init_from"])]
         if ready and not stopped:
             source = Listed(ready, directory)

@@ -107,8 +107,9 @@ class Scale:
 
 def scale_of(section: dict[str, Any], stages: Mapping[str, Stage]) -> Scale:
     """Makes the scale of a section of scales.toml, which names its stages."""
-    own = ("pretrain", "backbone", "finetune")
-    fields = section | {name: stages[section[name]] for name in own}
+    fields = section | {
+        name: stages[section[name]] for name in ("pretrain", "backbone", "finetune")
+    }
     flags = tuple(fields.pop("finetune_text", ()))
     text = {name: stages[stage] for name, stage in section["text"].items()}
     fields["text"] = {k: replace(of, flags=flags) if of.variant else of for k, of in text.items()}
@@ -123,23 +124,18 @@ def load_scales() -> dict[str, Scale]:
         name: Stage(**of | {"flags": tuple(of.get("flags", ()))})
         for name, of in sections.pop("stages").items()
     }
-    sections[CHOICES["scale"]]["claims"] = claims_stages(CHOICES["stages"])
-    return {name: scale_of(section, stages) for name, section in sections.items()}
-
-
-def claims_stages(section: Mapping[str, Any]) -> dict[str, Stage]:
-    """Makes a stage for each learning rate with each amount of training images."""
-    config, data, flags = section["config"], section["data"], section["flags"]
-    return {
+    of = CHOICES["stages"]  # one for each learning rate with each amount of training images
+    sections[CHOICES["scale"]]["claims"] = {
         f"{family}_{amount}": Stage(
-            config,
-            data,
-            flags=(*flags, f"optimizer.learning_rate={rate}"),
+            of["config"],
+            of["data"],
+            flags=(*of["flags"], f"optimizer.learning_rate={rate}"),
             settings={"data.train_split": split},
         )
-        for family, rate in section["rates"].items()
-        for amount, split in section["amounts"].items()
+        for family, rate in of["rates"].items()
+        for amount, split in of["amounts"].items()
     }
+    return {name: scale_of(section, stages) for name, section in sections.items()}
 
 
 SCALES = load_scales()
@@ -211,9 +207,10 @@ def runnable(scale: Scale, experiments: Iterable[PaperExperiment]) -> list[Paper
     """
     experiments = list(experiments)
     known = {"", *scale.text, *scale.language, *scale.claims}
-    needed = [{one.text, one.language, *(row.stage for row in one.rows)} for one in experiments]
     left = [
-        of_scale(scale, one) for one, of in zip(experiments, needed, strict=True) if of <= known
+        of_scale(scale, one)
+        for one in experiments
+        if {one.text, one.language, *(row.stage for row in one.rows)} <= known
     ]
     if not left:
         names = ", ".join(one.name for one in experiments)
@@ -231,13 +228,11 @@ def of_scale(scale: Scale, experiment: PaperExperiment) -> PaperExperiment:
     own = scale.language[experiment.language].variant
     if own == experiment.language:
         return experiment
-    rows = [replace(r, label=label_at(own, r)) for r in experiment.rows if is_at_size(own, r)]
-    paper = LANGUAGE_SIZES[experiment.language]
+    rows = tuple(replace(r, label=label_at(own, r)) for r in experiment.rows if is_at_size(own, r))
+    paper, metric = LANGUAGE_SIZES[experiment.language], METRICS["bits"]
     title = f"{experiment.title.removesuffix(paper)}{own} in place of {paper}"
     label = experiment.metric.label
-    return replace(
-        experiment, title=title, rows=tuple(rows), metric=METRICS["bits"], paper_label=label
-    )
+    return replace(experiment, title=title, rows=rows, metric=metric, paper_label=label)
 
 
 def label_at(size: str, row: PaperRow) -> str:
@@ -300,8 +295,7 @@ def trial_of(
     """
     settings = {VARIANT: run.variant, "seed": seed, **run.stage.settings}
     data = [f"--config.data.path={data_dir}/{run.stage.data}"] if run.stage.data else []
-    own = [f"--config.{flag}" for flag in run.stage.flags]
-    all_flags = [*data, *own, *flags]
+    all_flags = [*data, *(f"--config.{flag}" for flag in run.stage.flags), *flags]
     if run.backbone is None:
         return expand(run.stage.config, [settings], all_flags)[0]
     backbone = trial_of(run.backbone, seed, directory, data_dir, flags)

@@ -8,21 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from widenet_jax.ops.plan.printed import TEXT
+from widenet_jax.ops.sweep import seeds
 from widenet_jax.ops.sweep.trials import Status
 from widenet_jax.papers.experiments import EXPERIMENTS, PaperExperiment, PaperRow
-from widenet_jax.papers.runs import Measured, Measurements, mean_of, std_of
+from widenet_jax.papers.runs import Measured, Measurements
 from widenet_jax.papers.scales import Scale, run_of
-from widenet_jax.run.intervals import SIGNIFICANT, no_interval, varies
+from widenet_jax.run.intervals import varies
 from widenet_jax.run.tables import markdown_table, table_of
 
 Row = Mapping[str, Any]
 TEST = (
-    f"Too close to tell means that Welch's t-test over the seeds gives p >= {SIGNIFICANT}, without "
-    "a correction for the number of pairs; of a single seed, and of seeds without spread, only the "
-    "sign counts."
+    "Too close to tell means that Welch's t-test over the seeds gives p >= "
+    f"{seeds.SIGNIFICANT}, without a correction for the number of pairs; of a single seed, and of "
+    "seeds without spread, only the sign counts."
 )
 INTERVALS = (
     "95%: of the mean over seeds, by Student's t; of a single seed's accuracy over its test "
@@ -56,22 +56,12 @@ def rows_of(
         run = run_of(scale, experiment, row)
         of = measured[run]
         values = of.values(experiment.metric)
-        rows.append(
-            {
-                "label": row.label,
-                "size": row.size,
-                "variant": run.model,
-                "same_as": seen.get(run),
-                "params": of.params,
-                "paper": row.paper,
-                "values": values,
-                "by_seed": of.by_seed(experiment.metric),
-                "mean": mean_of(values),
-                "std": std_of(values),
-                "interval": of.interval(experiment.metric),
-                "statuses": [outcome.status for outcome in of.outcomes],
-            }
-        )
+        found = {"label": row.label, "size": row.size, "variant": run.model}
+        found |= {"same_as": seen.get(run), "params": of.params, "paper": row.paper}
+        found |= {"values": values, "by_seed": of.by_seed(experiment.metric)}
+        found |= {"mean": seeds.mean_of(values), "std": seeds.std_of(values)}
+        found |= {"interval": of.interval(experiment.metric)}
+        rows.append(found | {"statuses": [outcome.status for outcome in of.outcomes]})
         seen.setdefault(run, row.label.strip())
     return rows
 
@@ -100,11 +90,10 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
 
 def table_2(scale: Scale, measured: Measurements) -> str:
     """Writes Table 2 whole: every text model with its four columns and their mean."""
-    cells = [["", "paper, parameters"]]
     experiments = {name: EXPERIMENTS[f"table2_{name}"] for name in TEXT_COLUMNS}
     names = [one.title.removeprefix("Table 2: ") for one in experiments.values()]
-    for name in (*names, "mean"):
-        cells[0] += [f"paper, {name}", f"ours, {name}"]
+    header = [text for name in (*names, "mean") for text in (f"paper, {name}", f"ours, {name}")]
+    cells = [["", "paper, parameters", *header]]
     for printed in TEXT:
         cells.append([printed.model, f"{printed.millions}M"])
         means = []
@@ -116,12 +105,13 @@ def table_2(scale: Scale, measured: Measurements) -> str:
             if column in scale.text:
                 run = run_of(scale, experiment, PaperRow(printed.model, printed.variant))
                 of = measured.get(run, of)
-            values = [mean_of(of.values(metric)) for metric in metrics]
-            means.append(None if None in values else mean_of(values))
+            values = [seeds.mean_of(of.values(metric)) for metric in metrics]
+            means.append(None if None in values else seeds.mean_of(values))
             in_paper = getattr(printed, column)
             cells[-1] += [joined(in_paper if isinstance(in_paper, list) else [in_paper])]
             cells[-1] += [joined(values)]
-        cells[-1] += [joined([printed.mean]), joined([None if None in means else mean_of(means)])]
+        mean = None if None in means else seeds.mean_of(means)
+        cells[-1] += [joined([printed.mean]), joined([mean])]
     lines = ["Ours is the mean over the seeds that are done; of SQuAD F1/exact match."]
     return page("Table 2: text models", scale.about["text"], markdown_table(cells), lines)
 
@@ -150,20 +140,21 @@ def ours(row: Row, decimals: int) -> str:
         return f"as {row['same_as']}"
     counts, parts = Counter(row["statuses"]), []
     if done := counts.pop(Status.DONE, 0):
-        spread, seeds = "", f"{done} seed{'s' if done > 1 else ''}"
-        if row["std"] is not None:
-            spread = f" ± {row['std']:.{decimals + 1}f}" if row["interval"] else ""
-            seeds += "" if row["interval"] else f"; {no_interval(done)}"
+        form, spread = f"{{:.{decimals + 1}f}}".format, ""
+        behind = f"{done} seed{'s' if done > 1 else ''}"
         if row["interval"]:
-            seeds += "; 95%: " + " to ".join(f"{end:.{decimals + 1}f}" for end in row["interval"])
-        parts.append(f"{row['mean']:.{decimals + 1}f}{spread} ({seeds})")
+            spread = "" if row["std"] is None else f" ± {form(row['std'])}"
+            behind += "; 95%: " + seeds.interval_text(row["interval"], done, form)
+        elif row["std"] is not None:
+            behind += f"; {seeds.no_interval(done)}"
+        parts.append(f"{form(row['mean'])}{spread} ({behind})")
     return "; ".join([*parts, *(f"{count} {status}" for status, count in counts.items())])
 
 
 def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
     """Lines that state the paper's conclusion and which pairs of rows stand as in the paper."""
     whose = "Why" if experiment.contrasts else "The paper"
-    lines, decimals = [f"{whose}: {experiment.claim}"], experiment.metric.decimals
+    lines, spec = [f"{whose}: {experiment.claim}"], f".{experiment.metric.decimals + 1}f"
     pairs: dict[str, list] = {AS: [], OTHER: [], CLOSE: [], LOST: []}
     for one, other in compared(experiment, rows):
         printed = paper_sign(experiment, one, other)
@@ -172,12 +163,11 @@ def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
     if total := sum(map(len, pairs.values())):
         counts = ", ".join(f"{len(of)} {verdict}" for verdict, of in pairs.items() if of)
         lines.append(f"Pairs of rows that the paper orders: {total}; {counts}.")
-    for kind in (OTHER, CLOSE):
-        texts = [
-            " against ".join(f"{of['label'].strip()} {of['mean']:.{decimals + 1}f}" for of in pair)
-            for pair in pairs[kind]
+    for kind in (kind for kind in (OTHER, CLOSE) if pairs[kind]):
+        sides = [
+            [f"{of['label'].strip()} {of['mean']:{spec}}" for of in pair] for pair in pairs[kind]
         ]
-        lines += [f"{kind[0].upper()}{kind[1:]}: {'; '.join(texts)}."] if texts else []
+        lines.append(f"{kind.capitalize()}: {'; '.join(map(' against '.join, sides))}.")
     return [*lines, TEST] if total else lines
 
 
@@ -203,14 +193,14 @@ def against(experiment: PaperExperiment, row: Row, rows: Sequence[Row]) -> str:
     has no test; "" a row that did not run.
     """
     pair = next((of for of in compared(experiment, rows) if of[0] is row), ())
-    if not pair or not all(of["values"] for of in pair):
+    values = [of["values"] for of in pair]
+    if not pair or not all(values):
         return ""
     if (sign := sign_of(*pair)) is None:
         return "a seed diverged"
-    untested = "" if any(varies(of["values"]) for of in pair) else " without spread"
-    untested = " by one seed" if 1 in (len(of["values"]) for of in pair) else untested
-    direction = 1 if experiment.metric.higher_is_better else -1
-    return ("undecided", "better", "worse")[sign * direction] + untested
+    untested = "" if any(map(varies, values)) else " without spread"
+    untested = " by one seed" if 1 in map(len, values) else untested
+    return seeds.judged(sign, higher_is_better=experiment.metric.higher_is_better) + untested
 
 
 def paper_sign(experiment: PaperExperiment, one: Row, other: Row) -> int:
@@ -224,18 +214,10 @@ def paper_sign(experiment: PaperExperiment, one: Row, other: Row) -> int:
 
 
 def sign_of(one: Row, other: Row) -> int | None:
-    """Sign of the first row's mean minus the second's here; None where a seed diverged.
-
-    0: not significant by Welch's t-test over the seeds. Where a row has a single seed, or neither
-    row's seeds vary, there is no such test, and only the sign counts.
-    """
+    """Returns `seeds.order_of` the rows' seeds here; None where a seed diverged."""
     if Status.DIVERGED in (*one["statuses"], *other["statuses"]):
         return None
-    sign = int(np.sign(one["mean"] - other["mean"])) * varies((one["mean"], other["mean"]))
-    a, b = one["values"], other["values"]
-    if min(len(a), len(b)) > 1 and (varies(a) or varies(b)):
-        sign *= int(stats.ttest_ind(a, b, equal_var=False).pvalue < SIGNIFICANT)
-    return sign
+    return seeds.order_of(one["values"], other["values"])
 
 
 def verdict(ours: int | None, printed: int) -> str:

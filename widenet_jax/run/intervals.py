@@ -1,13 +1,11 @@
-"""95% intervals of metrics, over the examples of a set or of the mean over seeds; and tests."""
+"""95% intervals of metrics over the examples of a set; `ops.sweep.seeds` has those over seeds."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-SIGNIFICANT = 0.05  # of p values
 Z = 1.959964  # the normal distribution's 97.5% quantile
 RESAMPLES = 1000
 Interval = tuple[float, float]
@@ -48,44 +46,6 @@ def share_intervals(metrics: Mapping[str, Any]) -> dict[str, Interval]:
 def varies(values: Sequence[float]) -> bool:
     """Whether there are two values that differ by more than rounding."""
     return not np.allclose(values, values[:1], rtol=1e-9, atol=1e-12)
-
-
-def no_interval(seeds: int) -> str:
-    """Says why the mean over so many seeds has no interval."""
-    return "one seed" if seeds == 1 else "no spread"
-
-
-def mean_over_seeds(values: Sequence[float]) -> Interval | None:
-    """Returns the interval of the mean over seeds, by Student's t; None unless the seeds vary."""
-    if not varies(values):
-        return None
-    from scipy import special  # takes long to import
-
-    n, mean = len(values), statistics.fmean(values)
-    half = special.stdtrit(n - 1, 0.975) * statistics.stdev(values) / math.sqrt(n)
-    return float(mean - half), float(mean + half)
-
-
-def p_of(values: Sequence[float], mean: float, alternative: str) -> float:
-    """Returns the p of a t-test of the values against a mean; NaN unless they vary."""
-    if not varies(values):
-        return math.nan
-    from scipy import stats  # takes long to import
-
-    return float(stats.ttest_1samp(values, mean, alternative=alternative).pvalue)
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Returns p corrected for their number (Holm 1979): the least times n, the next n - 1, ...
-
-    A NaN, of a contrast that waits for its runs, stays and counts.
-    """
-    order = [i for i in np.argsort(p) if not math.isnan(p[i])]
-    corrected, highest = list(p), 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(p) - rank) * p[i]))
-        corrected[i] = highest
-    return corrected
 
 
 def bootstrap_mean(values: np.ndarray) -> Interval | None:

@@ -14,10 +14,13 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def table_of(columns: Mapping[str, Callable[[Any], str]], items: Iterable[Any]) -> str:
-    """Formats a Markdown table: `columns` maps each header to the cell of an item."""
-    rows = [[cell(item) for cell in columns.values()] for item in items]
-    return markdown_table([list(columns), *rows])
+def table_of(columns: Mapping[str, str | Callable[[Any], str]], items: Iterable[Any]) -> str:
+    """Formats a Markdown table: `columns` maps each header to the cell of an item.
+
+    A cell is a function of the item, or a template of its keys, such as "{ratio:.2f}".
+    """
+    cells = [cell.format_map if isinstance(cell, str) else cell for cell in columns.values()]
+    return markdown_table([list(columns), *([cell(item) for cell in cells] for item in items)])
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:

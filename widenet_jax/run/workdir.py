@@ -25,7 +25,7 @@ from widenet_jax.checkpoint.series import steps_in
 from widenet_jax.config.durations import to_steps
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment
-from widenet_jax.nn.loop import Loop
+from widenet_jax.nn.loop import draw_loops
 from widenet_jax.optim.build import build_learning_rate
 from widenet_jax.run.stopping import say
 
@@ -33,7 +33,7 @@ from widenet_jax.run.stopping import say
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
 MAY_CHANGE = (
     "imports",  # see `changed_imports`
-    "model.attention.implementation",  # see `session.attention_of`
+    "model.attention.implementation",  # see `run.attention`
     "sharding.",
     "data.path",
     "data.num_workers",
@@ -50,6 +50,7 @@ MAY_CHANGE = (
 )
 # Hosts may differ in these fields: where the data lies, and how it is read.
 MAY_DIFFER = ("data.path", "data.num_workers", "data.prefetch")
+CONTENT = "content_sha256"  # of the facts of the data
 COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 COMPILERS += ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 PACKAGES = (*COMPILERS, "flax", "optax", "orbax-checkpoint", "grain", "numpy", "widenet_jax")
@@ -70,70 +71,83 @@ def shared_fields(config: ConfigDict) -> dict[str, Any]:
 
 def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None:
     """Raises BadInputError where the workdir holds a run of another config, or none to evaluate."""
-    stored_file = workdir / "config.json"
+    if problem := problem_of(workdir, config, mode):
+        raise BadInputError(f"--workdir={workdir}{problem}")
+
+
+def problem_of(workdir: epath.Path, config: ConfigDict, mode: str) -> str:
+    """Returns why a start cannot have a workdir, to stand behind its name; "" if it can."""
     if workdir.exists() and not workdir.is_dir():
-        raise BadInputError(f"--workdir={workdir} is a file; name a directory")
-    if not stored_file.exists():
+        return " is a file; name a directory"
+    if not (workdir / "config.json").exists():
         if mode != "train":
-            raise BadInputError(
-                f"--workdir={workdir}: no run there; give the --workdir of a training run"
-            )
+            return ": no run there; give the --workdir of a training run"
         files.check_name(workdir)
         names = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
         # A start that was cut off, or that W&B refused, may have left these.
-        for name in names - {files.STARTS, *files.BEGUN}:
-            if not (name.startswith("config.json") and name.endswith(files.UNFINISHED)):
-                raise BadInputError(
-                    f"--workdir={workdir} is not empty and holds no run of this program; name "
-                    "another"
-                )
-        return
+        names -= {files.STARTS, *files.BEGUN}
+        begun = {n for n in names if n.startswith("config.json") and n.endswith(files.UNFINISHED)}
+        return " is not empty and holds no run of this program; name another" * (begun != names)
     if mode == "train" and files.may_replace(workdir):
-        return  # its only start failed, perhaps by a mistake in the config: `write_run` replaces it
-    changed = changed_fields(stored_file, config)
+        return ""  # its only start failed, perhaps by a mistake in the config, see `write_run`
+    changed = changed_fields(workdir, config)
     changed.pop("data.tokenizer", None)  # the same one may lie elsewhere: see `check_info`
     if mode == "train":
         changed.pop("duration", None)  # see `check_length`
-    if changed:
-        raise BadInputError(
-            f"--workdir={workdir} holds a run of another config ({list_changes(changed)}); name a "
-            "new --workdir, or repeat that run's config; scripts/evaluate.py evaluates other data"
+    return (
+        ""
+        if not changed
+        else (
+            f" holds a run of another config ({list_changes(changed)}); name a new --workdir, or "
+            "repeat that run's config; scripts/evaluate.py evaluates other data"
         )
+    )
 
 
-def changed_fields(stored_file: epath.Path, config: ConfigDict) -> dict[str, str]:
+def read_config(workdir: epath.Path) -> dict[str, Any]:
+    """Returns a run's config.json; raises BadInputError where it is no JSON object."""
+    file = workdir / "config.json"
+    try:
+        return {**files.parse_json(file.read_text())}
+    except (ValueError, TypeError):
+        raise BadInputError(
+            f"{file} is no JSON object, so it was changed or damaged; restore it from a copy (every"
+            " checkpoint's meta/metadata has one), or name a new --workdir"
+        ) from None
+
+
+def earlier_config(workdir: epath.Path) -> dict[str, Any] | None:
+    """Returns the config.json of the run that a start resumes; None of a new run."""
+    new = files.may_replace(workdir) or not (workdir / "config.json").exists()
+    return None if new else read_config(workdir)
+
+
+def changed_fields(workdir: epath.Path, config: ConfigDict) -> dict[str, str]:
     """Returns how a run's config.json differs from a config: {"seed": "0 there, 1 here"}.
 
     Leaves out the fields that may change.
-
-    Raises:
-      BadInputError: the file is no JSON object.
     """
-    try:
-        stored = flatten({**files.parse_json(stored_file.read_text())})
-    except (ValueError, TypeError):
-        raise BadInputError(
-            f"{stored_file} is no JSON object, so it was changed or damaged; restore it from a "
-            "copy (every checkpoint's meta/metadata has one), or name a new --workdir"
-        ) from None
-    ours = flatten(plain(config))
+    theirs, ours = flatten(read_config(workdir)), flatten(plain(config))
     return {
-        key: f"{stored.get(key)!r} there, {ours.get(key)!r} here"
-        for key in sorted(stored.keys() | ours.keys())
-        if stored.get(key) != ours.get(key) and not key.startswith(MAY_CHANGE)
+        key: f"{theirs.get(key)!r} there, {ours.get(key)!r} here"
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key) != ours.get(key) and not key.startswith(MAY_CHANGE)
     }
+
+
+def list_changes(changed: Mapping[str, str]) -> str:
+    """Returns the first of `changed_fields` in one line."""
+    texts = [f"{key}: {change}" for key, change in changed.items()]
+    return "; ".join(texts[:4] + ["and more"] * (len(texts) > 4))
 
 
 def changed_imports(workdir: epath.Path, config: ConfigDict) -> str:
     """Returns a line on imported files that have changed since the run's start; "" if none have."""
-    stored_file = workdir / "config.json"
-    if not stored_file.exists() or files.may_replace(workdir):
-        return ""
-    stored = json.loads(stored_file.read_text())
+    stored = earlier_config(workdir) or config
     before = {record.partition(" ")[0] for record in stored.get("imports", ())}
     now = dict(record.split(" ", 1) for record in config.get("imports", ()))
     changed = ", ".join(sorted(now[digest] for digest in now.keys() - before))
-    return f"changed since this run began: {changed}" if changed else ""
+    return changed and f"changed since this run began: {changed}"
 
 
 def missing_imports(workdir: str, config: ConfigDict) -> str:
@@ -144,12 +158,6 @@ def missing_imports(workdir: str, config: ConfigDict) -> str:
     paths = [record.partition(" ")[2] for record in stored if Path(record).name not in now]
     named = " ".join(f"--import={path}" for path in paths)
     return named and f"; --workdir={workdir} was started with {named}: give it again"
-
-
-def list_changes(changed: Mapping[str, str]) -> str:
-    """Returns the first of `changed_fields` in one line."""
-    texts = [f"{key}: {change}" for key, change in changed.items()]
-    return "; ".join(texts[:4] + ["and more"] * (len(texts) > 4))
 
 
 def check_info(
@@ -169,6 +177,22 @@ def check_info(
     Raises:
       BadInputError: it is other data, as with another tokenizer.
     """
+    odd = changed_fact(meta, info)
+    if odd and not (odd == CONTENT and extend):
+        more = "; to continue this run on other examples add --extend" * (odd == CONTENT)
+        raise BadInputError(
+            f"--workdir={workdir} was trained on data with another {odd.removesuffix('_sha256')} "
+            "than the data that it is given now; give that run's data, or name a new --workdir, in "
+            f"which --config.init_from={workdir} starts from this model{more}"
+        )
+    return "the data has changed since this run began" if odd else ""
+
+
+def changed_fact(meta: Mapping[str, Any], info: Mapping[str, Any]) -> str:
+    """Returns the first name of `info` whose value is another in `meta`; "" if there is none.
+
+    CONTENT comes last, as it changes with every other fact.
+    """
 
     def same(there: Any, here: Any) -> bool:
         if isinstance(there, float) and isinstance(here, float):
@@ -177,20 +201,7 @@ def check_info(
 
     here = json.loads(json.dumps(dict(info)))
     odd = [name for name in here if name in meta and not same(meta[name], here[name])]
-    odd.sort(key="content_sha256".__eq__)  # last, as it changes with every other fact
-    other_examples = odd[:1] == ["content_sha256"]
-    if other_examples and extend:
-        return "the data has changed since this run began"
-    if odd:
-        raise BadInputError(
-            f"--workdir={workdir} was trained on data with another "
-            f"{odd[0].removesuffix('_sha256')} than the data "
-            "that it is given now; give that run's data, or name a new --workdir, in which "
-            f"--config.init_from={workdir} starts from this model"
-            + "; to continue this run on other examples add --extend"
-            * other_examples
-        )
-    return ""
+    return min(odd, key=CONTENT.__eq__, default="")
 
 
 def write_run(
@@ -309,44 +320,61 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
       BadInputError: the run is to become shorter; or longer, with another learning rate or other
         loops for steps that are done, and `extend` is False; or there is no run to extend.
     """
-    file, config = workdir / "config.json", experiment.config
-    if not file.exists() or files.may_replace(workdir):
-        if extend:
-            raise BadInputError(f"--extend: --workdir={workdir} holds no run yet; leave it out")
-        return ""
-    stored = files.read_json(file)["duration"]
+    problem, line = compare_lengths(workdir, experiment, extend=extend)
+    if problem:
+        raise BadInputError(problem)
+    return line
+
+
+def compare_lengths(
+    workdir: epath.Path, experiment: Experiment, *, extend: bool
+) -> tuple[str, str]:
+    """Returns why a run cannot have another length, and the line of one that can; "" for none."""
+    config, earlier = experiment.config, earlier_config(workdir)
+    if earlier is None:
+        return f"--extend: --workdir={workdir} holds no run yet; leave it out" * extend, ""
+    stored = earlier["duration"]
     sizes = {"batch_size": config.batch_size, "num_examples": experiment.data_info.num_examples}
     before, now = to_steps(stored, field="config.duration", **sizes), experiment.total_steps
     if now < before:
-        raise BadInputError(
-            f"--workdir={workdir} holds a run of another config (duration: {stored!r} there, "
-            f"{config.duration!r} here, which is shorter); a run can only become longer: repeat "
-            "its config to resume it, or name a new --workdir"
-        )
-    done = max(steps_in(workdir / LAST), default=0)
-    steps, changes = np.arange(done), {}
+        there = f"duration: {stored!r} there, {config.duration!r} here, which is shorter"
+        return (
+            f"--workdir={workdir} holds a run of another config ({there}); a run can only become "
+            "longer: repeat its config to resume it, or name a new --workdir"
+        ), ""
+    changes = changes_by_length(experiment, before, max(steps_in(workdir / LAST), default=0))
+    change = "; ".join(changes.values())
+    change += f". A run of {now:,} steps from the start would have had others"
+    if extend or not changes:
+        return "", f"extended from {before:,} to {now:,} steps: {change}" if changes else ""
+    return (
+        f"--workdir={workdir} holds a run of {before:,} steps, and config.duration="
+        f"{config.duration!r} makes it {now:,}, with {' and '.join(changes)}: {change}. To "
+        "continue like this add --extend"
+    ), ""
+
+
+def changes_by_length(experiment: Experiment, before: int, done: int) -> dict[str, str]:
+    """Returns what `done` steps of a run of `before` steps had otherwise than they would have now.
+
+    {"another cosine schedule": "the learning rate of step 12 was ..."}
+    """
+    config, now, found = experiment.config, experiment.total_steps, {}
+    sizes = {"batch_size": config.batch_size, "num_examples": experiment.data_info.num_examples}
     rate = partial(build_learning_rate, config.optimizer, **sizes)
-    old, new = rate(total_steps=before), rate(total_steps=now)
+    steps, (old, new) = np.arange(done), (rate(total_steps=end) for end in (before, now))
     if now != before and not np.array_equal(old(steps), new(steps)):
-        changes[f"another {config.optimizer.schedule} schedule"] = (
+        found[f"another {config.optimizer.schedule} schedule"] = (
             f"the learning rate of step {done:,} was {old(done - 1):.3g}, the next one's is "
             f"{new(done):.3g}, and the last one's, of step {now:,}, is {new(now - 1):.3g}"
         )
-    loop = Loop.of(experiment.model.loop)
+    loop = experiment.model.loop
     if loop.counts.train == "grow":
-        first, then = (loop.draw(None, np.append(steps, done) / end) for end in (before, now))
+        first, then = (
+            draw_loops(loop, None, np.append(steps, done) / end) for end in (before, now)
+        )
         if not np.array_equal(first[:-1], then[:-1]):
-            changes["other loops"] = (
+            found["other loops"] = (
                 f"the loops of step {done:,} were {first[-2]}, the next one's are {then[-1]}"
             )
-    if not changes:
-        return ""
-    change = "; ".join(changes.values())
-    change += f". A run of {now:,} steps from the start would have had others"
-    if not extend:
-        raise BadInputError(
-            f"--workdir={workdir} holds a run of {before:,} steps, and config.duration="
-            f"{config.duration!r} makes it {now:,}, with {' and '.join(changes)}: {change}. To "
-            "continue like this add --extend"
-        )
-    return f"extended from {before:,} to {now:,} steps: {change}"
+    return found

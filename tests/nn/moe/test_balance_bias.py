@@ -12,6 +12,7 @@ from moe_by_loops import ffn, sigmoid, softmax
 from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.blocks import Blocks
+from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.optim.build import build_optimizer, gradient_norm
 
@@ -89,7 +90,7 @@ def test_a_tied_bias_has_the_counts_of_all_loops(tie: str, how: dict):
     loop = {"core": ((1, 3),), "tie": {"router": tie}}
     moe = FIELDS | {"losses": {"over": "group"}}
     moe |= {"router": {"name": "sigmoid", "bias_balancing": True}}
-    model = Blocks(loop=loop, attention={"name": "full", "num_heads": 1}, ffn="moe",
+    model = Blocks(loop=parse_loop(loop), attention={"name": "full", "num_heads": 1}, ffn="moe",
                    feed_forwards={"moe": moe}, **how)  # fmt: skip
     x = jnp.asarray(np.random.default_rng(0).normal(size=(B, T, D)), jnp.float32)
     params = init(model.clone(unroll=True, remat="none"), x)

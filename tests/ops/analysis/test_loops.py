@@ -8,14 +8,13 @@ import cv2
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 from untrained import export_untrained
 
 from configs import language_model
 from widenet_jax.cli import analyze
 from widenet_jax.inference.over_source import metrics_over_source
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.nn.loop import Loop
+from widenet_jax.nn.loop_settings import LoopSettings, parse_loop
 from widenet_jax.ops.analysis import loops
 from widenet_jax.ops.analysis.usage import ExpertUsage, measure_usage
 
@@ -29,7 +28,7 @@ def export(variant: str, directory: Path) -> str:
 
 
 def test_visits_of_each_layer():
-    loop = Loop.of({"prelude": 1, "core": ((2, 3), (1, 1)), "coda": 1})
+    loop = parse_loop({"prelude": 1, "core": ((2, 3), (1, 1)), "coda": 1})
     assert loops.visits_of(loop) == {"0.0": [1, 3, 5], "0.1": [2, 4, 6]}
 
 
@@ -60,7 +59,7 @@ def test_what_other_numbers_of_loops_need_is_said_plainly(monkeypatch, capsys):
     monkeypatch.setattr(
         loops, "loss_of", lambda _, change: (changes.append(change), ("loss", 1.0))[1]
     )
-    trained = SimpleNamespace(config=ConfigDict({"model": {"loop": {"core": ((1, 4),)}}}))
+    trained = SimpleNamespace(model=SimpleNamespace(loop=LoopSettings(((1, 4),))))
     found = loops.losses_of(trained, 4, experts=True)
     assert found["losses"] == {4: 1.0} and found["first_routing"] == 1.0 and len(changes) == 2
     assert found["notes"] == [

@@ -15,7 +15,7 @@ from refusals import refused
 from widenet_jax.config.files import import_file, load_config
 from widenet_jax.experiment import build_experiment
 from widenet_jax.ops.benchmark import pipelines
-from widenet_jax.ops.benchmark.checkpoint import checkpoint_row, directory_bytes
+from widenet_jax.ops.benchmark.checkpoint import directory_bytes, saving_row
 from widenet_jax.ops.benchmark.report import median_seconds, mfu, peak_flops
 from widenet_jax.ops.benchmark.train_step import random_batch
 from widenet_jax.ops.plan.planner import data_info
@@ -55,7 +55,7 @@ def test_a_checkpoint_is_measured(tmp_path: Path):
     """53,066 parameters and two moments of 4 bytes; noise hardly compresses."""
     config = load_config("configs/digits.py:widenet_tiny")
     experiment = build_experiment(config, data_info(config), jax.devices()[:1])
-    row = checkpoint_row("d", experiment, workdir=epath.Path(tmp_path), rounds=2)
+    row = saving_row("d", experiment, workdir=epath.Path(tmp_path), rounds=2)
     assert row["state_mb"] == pytest.approx(3 * 4 * 53_066 / 1e6, rel=1e-3)
     assert row["disk_mb"] == directory_bytes(epath.Path(tmp_path / "checkpoints" / "2")) / 1e6
     assert 0.8 < row["disk_mb"] / row["state_mb"] < 1.2

@@ -13,8 +13,8 @@ from widenet_jax.errors import RunFailedError
 from widenet_jax.nn.moe.dispatch import DISPATCHERS
 from widenet_jax.ops.benchmark import device
 from widenet_jax.ops.benchmark.feed_forward import DispatchSize
-from widenet_jax.run.attention import Problem
 from widenet_jax.run.figures import PALETTE
+from widenet_jax.run.kernel_trial import Problem
 
 VIT = "configs/digits.py:vit_tiny,depth=1"
 SMALLEST = device.Sizes(

@@ -1,9 +1,9 @@
 """The benchmark of feed-forwards at small sizes: its rows, and the curves drawn from them."""
 
-import importlib.util
 import json
 
 import pytest
+from ops.compiler import needs_libtpu
 
 from widenet_jax.cli import benchmark
 from widenet_jax.ops.benchmark.feed_forward import DispatchSize, LayerSize, feed_forward_row, sizes
@@ -40,7 +40,7 @@ def test_the_command(capsys: pytest.CaptureFixture):
     assert dense["memory_gib"] * 2**30 > 4 * 2 * 8 * 8 * 4  # the kernels
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
+@needs_libtpu
 @pytest.mark.slow
 def test_a_layer_priced_for_a_tpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag it does not know

@@ -19,14 +19,7 @@ from stand_in import ROOT, Cloud
 
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.ops.launch import following
-from widenet_jax.ops.launch.requests import (
-    RUNTIME_VERSIONS,
-    cause,
-    check_config,
-    check_name,
-    default_name,
-)
-from widenet_jax.ops.plan.topology import CHIPS
+from widenet_jax.ops.launch.requests import cause, check_config, check_name, default_name
 
 ARGUMENTS = (
     "--config=configs/digits.py:vit_tiny", "--tpu=v5e-16", "--zone=us-west4-a",
@@ -39,10 +32,20 @@ START = [
 ]  # fmt: skip
 
 
+def launched(
+    directory: Path, *flags: str, code: int = 0, **cloud: object
+) -> tuple[Cloud, subprocess.CompletedProcess]:
+    """Launches in a new cloud, and expects the exit code."""
+    cloud = Cloud(directory / "cloud", **cloud)
+    done = cloud.launch(*ARGUMENTS, *flags)
+    assert done.returncode == code, done.stderr
+    return cloud, done
+
+
 def test_creates_waits_sets_up_runs_and_follows(tmp_path: Path):
     """Every worker gets the arguments unchanged; secrets go in a file, in no command line."""
-    cloud = Cloud(tmp_path / "cloud")
-    secret, flag = "s3cr3t 'key'", f"--config.data.path={HARD}"
+    cloud, secret = Cloud(tmp_path / "cloud"), "s3cr3t 'key'"
+    flag = f"--config.data.path={HARD}"
     done = cloud.launch(*ARGUMENTS, "--extend", flag, WANDB_API_KEY=secret)
     assert done.returncode == 0, done.stderr
     assert cloud.steps() == ["describe", "create", "describe", "describe", *START]
@@ -81,9 +84,7 @@ def test_creates_waits_sets_up_runs_and_follows(tmp_path: Path):
 
 def test_a_preempted_tpu_is_created_again_and_the_run_restarted(tmp_path: Path):
     states = ("CREATING", "READY", "READY", "PREEMPTED", "PREEMPTED", "CREATING", "READY")
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", *states), exit_codes=(134, 0))
-    done = cloud.launch(*ARGUMENTS, "--spot")
-    assert done.returncode == 0, done.stderr
+    cloud, done = launched(tmp_path, "--spot", states=("NOT_FOUND", *states), exit_codes=(134, 0))
     assert cloud.steps() == [
         *("describe", "create", "describe", "describe"), *START,
         *("describe", "describe"),  # the run failed; the preemption is reported a moment later
@@ -141,9 +142,7 @@ def test_queued_resource(tmp_path: Path):
 
 
 def test_the_runs_own_failure_is_the_exit_code_and_keeps_the_tpu(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud", exit_codes=(3,))
-    done = cloud.launch(*ARGUMENTS, "--delete_when_done")
-    assert done.returncode == 3
+    cloud, done = launched(tmp_path, "--delete_when_done", code=3, exit_codes=(3,))
     assert "delete" not in cloud.steps()
     first, *ends = done.stdout.splitlines()
     assert first == "worker_0: step 1 of 1"
@@ -161,9 +160,7 @@ def test_an_outage_does_not_end_a_launch_that_has_begun(
     outage = ["ERROR: 503", "ERROR: no active account"]
     fails = {"ssh": ["", "", "", "Connection reset", "Connection reset"]}
     fails["describe"] = ["", *outage, "", *outage]
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), fails=fails)
-    done = cloud.launch(*ARGUMENTS)
-    assert done.returncode == 0, done.stderr
+    cloud, done = launched(tmp_path, states=("NOT_FOUND", "READY"), fails=fails)
     assert done.stderr.count("mine: its state is unknown, asking again: ") == 4
     checks = ["describe"] * 3
     begun = ["describe", "create", *checks, *START]
@@ -179,9 +176,7 @@ def test_a_run_that_left_no_exit_code_is_started_again(
 ):
     """As after a reboot; unless it was lost soon after its start, which would be so again."""
     monkeypatch.setattr(following, "SHORT_RUN_SECONDS", 0)
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(-9, 0, -9))
-    done = cloud.launch(*ARGUMENTS)
-    assert done.returncode == 0, done.stderr
+    cloud, done = launched(tmp_path, states=("NOT_FOUND", "READY"), exit_codes=(-9, 0, -9))
     assert "mine: the run left no exit code" in done.stderr
     begun = ["describe", "create", "describe", *START]
     assert cloud.steps() == [*begun, "describe", "describe", "describe", *START]
@@ -212,9 +207,7 @@ def test_workers_that_accept_connections_late_or_never(tmp_path: Path):
     late = Cloud(tmp_path / "late", fails={"ssh": ["Connection refused", "Connection refused"]})
     assert late.launch(*ARGUMENTS).returncode == 0
     assert late.steps().count("ssh all mkdir") == 3
-    cloud = Cloud(tmp_path / "cloud", fails={"ssh": ["Connection refused"] * 9})
-    done = cloud.launch(*ARGUMENTS)
-    assert done.returncode == 3
+    cloud, done = launched(tmp_path, code=3, fails={"ssh": ["Connection refused"] * 9})
     assert done.stderr.splitlines()[-1].endswith("Connection refused")
     done = cloud.launch("status", "mine", "--zone=z")
     assert done.stdout.splitlines() == ["mine: READY", "worker 0 cannot be reached"]
@@ -231,9 +224,7 @@ def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):
         *(f"SCP: Attempting to connect to worker {worker}..." for worker in range(4)),
         *(f"Resolved {count} packages" for count in range(30)), f"  {reason}", failed,
     ]  # fmt: skip
-    cloud = Cloud(tmp_path / "cloud", fails={"scp": ["\n".join(said)]})
-    done = cloud.launch(*ARGUMENTS)
-    assert done.returncode == 3
+    cloud, done = launched(tmp_path, code=3, fails={"scp": ["\n".join(said)]})
     *shown, cost, line = done.stderr.splitlines()[-23:]
     assert shown[:-1] == said[-20:]
     assert shown[-1].startswith("$ gcloud compute tpus tpu-vm describe")
@@ -256,8 +247,7 @@ def test_the_same_launch_again_follows_the_running_job(
     tmp_path: Path, still_running: subprocess.Popen
 ):
     """SIGTERM ends the launcher, not the run. A run without an exit code is started again."""
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(0, 0))
-    assert cloud.launch(*ARGUMENTS).returncode == 0
+    cloud, _ = launched(tmp_path, states=("NOT_FOUND", "READY"), exit_codes=(0, 0))
     home = cloud.directory / "worker_0" / "widenet_run"
     (home / "run.pid").write_text(str(still_running.pid))
     other = cloud.launch(*ARGUMENTS, "--config.seed=1")
@@ -301,8 +291,7 @@ def test_the_remains_of_a_run_on_another_worker_are_ended(
 
 @pytest.mark.slow
 def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"))
-    assert cloud.launch(*ARGUMENTS, "--tpu=v3-8").returncode == 0
+    cloud, _ = launched(tmp_path, "--tpu=v3-8", states=("NOT_FOUND", "READY"))
     before = len(cloud.calls())
     done = cloud.launch(*ARGUMENTS, "--tpu=v3-256")
     assert (done.returncode, cloud.steps()[before:]) == (2, ["describe"])
@@ -322,10 +311,8 @@ def test_the_default_project_is_read_once(tmp_path: Path):
 
 
 def test_gcloud_flags_go_to_the_command_that_creates(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud")
     flags = "--network=mine --labels='team=a b,x=1' --reserved"
-    done = cloud.launch(*ARGUMENTS, f"--gcloud_flags={flags}", "--dry_run")
-    assert done.returncode == 0, done.stderr
+    _, done = launched(tmp_path, f"--gcloud_flags={flags}", "--dry_run")
     assert "# if describe reports PREEMPTED: " in done.stdout
     printed = [shlex.split(line[2:]) for line in done.stdout.splitlines() if line[:2] == "$ "]
     for command in printed:
@@ -411,9 +398,7 @@ def test_errors_of_gcloud_are_reported_in_one_line(kind: type, answers: dict[str
 def test_mistakes_are_found_before_anything_is_created(
     tmp_path: Path, changes: list[str], words: str
 ):
-    cloud = Cloud(tmp_path / "cloud")
-    done = cloud.launch(*ARGUMENTS, *changes)
-    assert done.returncode == 2
+    cloud, done = launched(tmp_path, *changes, code=2)
     (line,) = done.stderr.splitlines()
     assert words in line
     assert cloud.calls() == []
@@ -435,8 +420,7 @@ def test_the_dry_run_prints_the_commands_that_the_docs_link_to(tmp_path: Path, t
 
 
 def test_status_logs_stop_delete(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"))
-    assert cloud.launch(*ARGUMENTS).returncode == 0
+    cloud, _ = launched(tmp_path, states=("NOT_FOUND", "READY"))
     where = ("mine", "--zone=us-west4-a")
     status = cloud.launch("status", *where)
     assert status.stdout == "mine: READY\nexit 0\nworker_0: step 1 of 1\n"
@@ -452,11 +436,6 @@ def test_status_logs_stop_delete(tmp_path: Path):
     assert cloud.launch("delete", *where).returncode == 0
     assert cloud.calls()[-1][4:] == ["delete", "mine", "--zone=us-west4-a", "--quiet"]
     assert not home.exists()
-
-
-def test_every_generation_that_can_be_planned_has_an_image():
-    assert RUNTIME_VERSIONS.keys() == CHIPS.keys()
-    assert RUNTIME_VERSIONS["v5e"] == "v2-alpha-tpuv5-lite"
 
 
 def test_names_of_tpus():

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from widenet_jax.errors import BadInputError
-from widenet_jax.ops.launch.requests import Tools, check_ssh_key
+from widenet_jax.ops.launch.requests import Tools, has_open_key
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh-agent"), reason="OpenSSH is not installed")
 
@@ -40,29 +39,22 @@ def make_key(home: Path, name: str = "google_compute_engine", passphrase: str = 
     return path
 
 
-def check() -> None:
-    check_ssh_key(Tools())
-
-
 def test_without_an_agent_only_a_passphrase_is_a_problem(home: Path):
-    check()  # gcloud will create the key
+    assert has_open_key(Tools())  # gcloud will create the key
     make_key(home)
-    check()
+    assert has_open_key(Tools())
     for file in (home / ".ssh").iterdir():
         file.unlink()
     make_key(home, passphrase="secret")
-    with pytest.raises(BadInputError, match=r"passphrase.* run `eval \$\(ssh-agent\)`"):
-        check()
+    assert not has_open_key(Tools())
 
 
 @pytest.mark.usefixtures("agent")
 def test_an_agent_with_other_keys_must_hold_this_one(home: Path):
-    check()  # an empty agent is like none
+    assert has_open_key(Tools())  # an empty agent is like none
     subprocess.run(["ssh-add", "-q", make_key(home, "other")], check=True)
-    with pytest.raises(BadInputError, match=r"`ssh-keygen -t rsa -f .*` where there is no key"):
-        check()
+    assert not has_open_key(Tools())
     key = make_key(home)
-    with pytest.raises(BadInputError, match="then `ssh-add"):
-        check()
+    assert not has_open_key(Tools())
     subprocess.run(["ssh-add", "-q", key], check=True)
-    check()
+    assert has_open_key(Tools())

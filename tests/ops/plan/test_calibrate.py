@@ -1,6 +1,5 @@
 """plan.py --calibrate: prices beside measured times, and the file of measurements."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,15 +9,12 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from ops.compiler import needs_libtpu
+from refusals import refused
 
 from widenet_jax.cli.plan import main
-from widenet_jax.ops.plan.calibrate import (
-    MEASUREMENTS,
-    bands,
-    draw,
-    kernels_computing,
-    read_measurements,
-)
+from widenet_jax.ops.plan import calibrate
+from widenet_jax.ops.plan.calibrate import bands, draw, kernels_computing
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.schedule import Schedule
 from widenet_jax.run.figures import PALETTE
@@ -42,14 +38,8 @@ ROWS = [
 
 
 def test_schedules_and_estimates_have_colours_and_markers(tmp_path: Path, drawn):
-    row = {
-        "name": "flash_attention",
-        "tpu": "v3-8",
-        "outside": "",
-        "ratio": 0.9,
-        "apart_ratio": 1.2,
-        "old": 2.0,
-    }
+    row = {"name": "flash_attention", "tpu": "v3-8", "outside": ""}
+    row |= {"ratio": 0.9, "apart_ratio": 1.2, "old": 2.0}
     draw([row, row | {"outside": "a guess"}], str(tmp_path / "a.png"))
     span, _, schedule, estimate, _ = drawn[0].axes[0].lines
     assert drawn[0].axes[0].get_ylim() == (0.4, 2.6)  # the rows, at 2 and 1, lie within
@@ -60,10 +50,7 @@ def test_schedules_and_estimates_have_colours_and_markers(tmp_path: Path, drawn)
     assert (schedule.get_marker(), estimate.get_marker()) == ("o", "X")
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="the TPU compiler is not installed: pip install -e '.[plan]'",
-)
+@needs_libtpu
 def test_a_file_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """Half of 2 x 4096 cubed operations takes 0.349 ms at the peak of a v5e chip."""
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag it does not know
@@ -102,54 +89,40 @@ def test_kernels_that_skip_blocks():
 
 
 def test_bands_leave_rows_out():
-    ratios = {"a": 0.8, "b": 1.2, "c": 0.1}
+    ratios = {0.8: "", 1.2: "", 0.1: "an upper bound"}
     rows = [
-        {
-            "tpu": "v3-8",
-            "ratio": ratio,
-            "apart_ratio": 2 * ratio,
-            "outside": "an upper bound" if name == "c" else "",
-        }
-        for name, ratio in ratios.items()
+        {"tpu": "v3-8", "ratio": ratio, "apart_ratio": 2 * ratio, "outside": outside}
+        for ratio, outside in ratios.items()
     ]
     band = "predicted / measured 0.80 to 1.20, 1.60 to 2.40 without overlap (2 rows)"
     assert bands(rows) == [f"v3: {band}", f"all: {band}"]
     assert bands(rows[2:]) == []
 
 
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture):
-    (tmp_path / "rows.py").write_text(ROWS)
-    assert main([f"--calibrate={tmp_path / 'rows.py'}", "--rows", "larg"]) == 2
-    assert "--rows larg: did you mean large? there are large, small" in capsys.readouterr().err
-    assert main([f"--calibrate={tmp_path / 'none.py'}"]) == 2
-    assert "there is no file" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "content", "flags", "told"),
+    [
+        ("a.py", ROWS, ["--rows", "larg"], "--rows larg: did you mean large? there are large, sm"),
+        ("a.py", None, [], "there is no file"),
+        ("rows.txt", "", [], "no such Python file"),
+        ("a.py", "x = (", [], "a.py, line 1: SyntaxError"),
+        ("a.py", "", [], "ROWS"),
+    ],
+)
+def test_mistakes_are_one_line(name: str, content, flags: list, told: str, tmp_path: Path, capsys):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert told in refused(capsys, main, f"--calibrate={tmp_path / name}", *flags)
 
 
 def test_an_installation_has_no_measurements(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys):
     monkeypatch.setattr("widenet_jax.ops.plan.calibrate.MEASUREMENTS", tmp_path / "rows.py")
-    assert main(["--calibrate"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "part of a checkout" in err
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("rows.txt", "", "no such Python file"),
-        ("rows.py", "x = (", "SyntaxError"),
-        ("a.py", "", "ROWS"),
-    ],
-)
-def test_a_file_without_measurements(name: str, content: str, told: str, tmp_path, capsys):
-    (tmp_path / name).write_text(content)
-    assert main([f"--calibrate={tmp_path / name}"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and told in err and str(tmp_path / name) in err
+    assert "part of a checkout" in refused(capsys, main, "--calibrate")
 
 
 @pytest.mark.slow
 def test_every_measured_workload_is_traced():
-    rows = read_measurements(str(MEASUREMENTS), None)
+    rows = calibrate.read_measurements(str(calibrate.MEASUREMENTS), None)
     assert len({row.tpu.partition("-")[0] for row in rows}) == 5
     with jax.set_mesh(Mesh(np.array(jax.devices()[:1]), ("data",))):
         for row in rows:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from ops.compiler import needs_libtpu
 
 from widenet_jax.config.files import import_file, load_config
 from widenet_jax.errors import BadInputError
@@ -17,11 +18,6 @@ from widenet_jax.ops.plan.schedule import dump_directory
 from widenet_jax.ops.plan.topology import parse_topology
 
 ROOT = Path(__file__).parents[3]
-
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="the TPU compiler is not installed: pip install -e '.[plan]'",
-)
 
 
 @pytest.fixture(autouse=True)

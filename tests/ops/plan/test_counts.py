@@ -10,8 +10,7 @@ def test_image_models_of_table_5():
     """The plain ViT-B, one with shared blocks, which the paper does not print, and a slip."""
     shared = Printed("vit_b,share=true", "shared")
     plain, other, slip = (
-        image_row(row, num_classes=10, pre_logits=False)
-        for row in (FINETUNING[0], shared, FINETUNING[4])
+        image_row(row, 10, pre_logits=False) for row in (FINETUNING[0], shared, FINETUNING[4])
     )
     assert plain["params"] == plain["params_unrolled"] == other["params_unrolled"] == 85_806_346
     assert plain["agrees"] and "note" not in plain and other["agrees"] is None
@@ -39,6 +38,6 @@ def test_language_models():
     """To the last parameter, less the two scalars a block; product keys are not printed."""
     dense, keys = language_row(LANGUAGE[0]), language_row(LANGUAGE[-1])
     assert dense["agrees"] and dense["params"] == 47_260_136 - 32
-    assert "47.2601M   47,260,104" in list(counts_table([dense]))[1]
+    assert "47.2601M     47,260,104" in list(counts_table([dense]))[1]
     assert keys["printed"] is keys["agrees"] is None
     assert "62 sub-keys a half, 4 heads, solved for the experts' parameters" in keys["note"]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from widenet_jax.config.imports import NAMED
-from widenet_jax.ops.sweep import results
 from widenet_jax.ops.sweep.axes import product, sweep
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.results import Results, draw_against
@@ -23,27 +22,24 @@ def directory(tmp_path: Path) -> Directory:
     return directory
 
 
-def outcomes_of(
-    config: str, metric: str, directory: Directory, scores=(0.5, 0.7, 0.9, None)
-) -> list[Outcome]:
+def outcomes_of(directory: Directory, scores=(0.5, 0.7, 0.9, None)) -> list[Outcome]:
     """Depths 1 and 2 with seeds 0 and 1: three trials are done, one was pruned at 0.1."""
     settings = product([sweep("model.mlp_dim", [1, 2]), sweep("seed", [0, 1])])
     found = []
-    for trial, score in zip(expand(config, settings), scores, strict=True):
+    for trial, score in zip(expand("configs/digits.py", settings), scores, strict=True):
         workdir = Path(directory.workdir(trial))
         workdir.mkdir()
-        record = {"step": 5, "split": "eval", metric: score or 0.1, "cross_entropy": 1.0}
+        record = {"step": 5, "split": "eval", "accuracy": score or 0.1, "cross_entropy": 1.0}
         (workdir / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-        result = {f"test_{metric}": score, "params_sha256": "ab", "expert_load": [0.5, 0.5]}
-        found.append(
-            Outcome(trial, "done", 0, result=result) if score else Outcome(trial, "pruned", 143)
-        )
+        result = {"test_accuracy": score, "params_sha256": "ab", "expert_load": [0.5, 0.5]}
+        ended = ("done", 0, "", result) if score else ("pruned", 143)
+        found.append(Outcome(trial, *ended))
     return found
 
 
 @pytest.fixture
 def outcomes(directory: Directory) -> list[Outcome]:
-    return outcomes_of("configs/digits.py", "accuracy", directory)
+    return outcomes_of(directory)
 
 
 def rows_of_csv(directory: Directory) -> list[dict]:
@@ -69,10 +65,8 @@ def test_means_over_seeds(outcomes, directory):
     """0.5 and 0.7: 12.706 standard errors of 0.1; a seed's 95% are over its 20 images."""
     one, two = Results(outcomes, directory).over_seeds()
     assert one == {"model.mlp_dim": 2, "seeds": 1, "mean": 0.9, "std": None, "interval": None}
-    spread = {
-        "std": pytest.approx(0.02**0.5),
-        "interval": pytest.approx((-0.6706, 1.8706), abs=1e-4),
-    }
+    interval = pytest.approx((-0.6706, 1.8706), abs=1e-4)
+    spread = {"std": pytest.approx(0.02**0.5), "interval": interval}
     assert two == {"model.mlp_dim": 1, "seeds": 2, "mean": 0.6} | spread
     for outcome in outcomes:
         outcome.result |= {"unit": "images", "test_images": 20, "split": "val[:50%]"}
@@ -85,16 +79,13 @@ def test_means_over_seeds(outcomes, directory):
 
 def test_differences_are_paired_by_seed(directory):
     """0.9 to 0.92 and 0.3 to 0.34: 0.03, 12.706 standard errors of 0.01; t = 3, p = 0.2048."""
-    outcomes = outcomes_of("configs/digits.py", "accuracy", directory, (0.9, 0.3, 0.92, 0.34))
+    outcomes = outcomes_of(directory, (0.9, 0.3, 0.92, 0.34))
     results = Results(outcomes, directory)
     (row,) = results.differences()
-    assert row == {
-        "model.mlp_dim": 2,
-        "seeds": 2,
-        "difference": pytest.approx(0.03),
-        "interval": pytest.approx((-0.09706, 0.15706), abs=1e-4),
-        "p": pytest.approx(0.2048, abs=1e-3),
-    }
+    interval = pytest.approx((-0.09706, 0.15706), abs=1e-4)
+    assert row == {"model.mlp_dim": 2, "seeds": 2, "difference": pytest.approx(0.03)} | {
+        "interval": interval, "p": pytest.approx(0.2048, abs=1e-3),
+    }  # fmt: skip
     table = results.report().split("\n\n")[2].splitlines()
     assert table[0].startswith("differences from model.mlp_dim=1, paired by seed (p: t-test")
     assert table[0].endswith("; higher is better")
@@ -112,19 +103,17 @@ def test_differences_are_paired_by_seed(directory):
 
 def test_seeds_without_spread_have_no_interval(directory):
     """Two seeds of 0.224, and a single one."""
-    outcomes = outcomes_of("configs/digits.py", "accuracy", directory, (0.224, 0.224, 0.2, None))
+    outcomes = outcomes_of(directory, (0.224, 0.224, 0.2, None))
     results = Results(outcomes, directory)
-    assert [(row["std"], row["interval"]) for row in results.over_seeds()] == [
-        (0, None),
-        (None,) * 2,
-    ]
+    found = [(row["std"], row["interval"]) for row in results.over_seeds()]
+    assert found == [(0, None), (None, None)]
     table = results.report().split("\n\n")[1].splitlines()
     assert [line.split()[-2:] for line in table[2:]] == [["no", "spread"], ["one", "seed"]]
 
 
 def test_the_best_setting_has_the_best_mean_over_seeds(directory, monkeypatch):
     """Depth 1 has the best trial, 0.9, and the mean 0.6; depth 2 has the mean 0.75."""
-    outcomes = outcomes_of("configs/digits.py", "accuracy", directory, (0.9, 0.3, 0.7, 0.8))
+    outcomes = outcomes_of(directory, (0.9, 0.3, 0.7, 0.8))
     results = Results(outcomes, directory)
     monkeypatch.setitem(NAMED, "/mine.py", "mine.py")
     best = results.best()
@@ -135,16 +124,14 @@ def test_the_best_setting_has_the_best_mean_over_seeds(directory, monkeypatch):
     assert results.chosen_on_test() == ""
     for outcome in outcomes:
         outcome.result["split"] = "test[:90%]"
-    assert (
-        "best of 2 settings was chosen on the split test[:90%]"
-        in Results(outcomes, directory).report()
-    )
+    warning = "best of 2 settings was chosen on the split test[:90%]"
+    assert warning in Results(outcomes, directory).report()
     assert Results(outcomes[:2], directory).chosen_on_test() == ""  # two seeds of one setting
 
 
 def test_settings_that_tie_are_named(directory):
     """By their means over seeds, and without seeds by their trials."""
-    outcomes = outcomes_of("configs/digits.py", "accuracy", directory, (0.5, 0.75, 0.75, 0.5))
+    outcomes = outcomes_of(directory, (0.5, 0.75, 0.75, 0.5))
     results = Results(outcomes, directory)
     assert results.best()["ties"] == ["model.mlp_dim=2"]
     assert "\n\nexactly as good: model.mlp_dim=2" in results.report()
@@ -219,19 +206,18 @@ def intervals(panel) -> list[float]:
     ],
 )
 def test_the_picture_has_intervals(
-    scores: list, found: list, legend: list, directory, monkeypatch: pytest.MonkeyPatch
+    scores: list, found: list, legend: list, directory: Directory, drawn
 ):
     """Over seeds; of single accuracies over their 20 images; none without spread."""
     each = 4 // len(scores)  # 2: one seed a width, of which the sweep has no field
     scores = [score for score in scores for _ in range(each)]
-    outcomes = outcomes_of("configs/digits.py", "accuracy", directory, scores)[::each]
+    outcomes = outcomes_of(directory, scores)[::each]
     for outcome in outcomes:
         outcome.result |= {"unit": "images", "test_images": 20}
         if each == 2:
             outcome.trial.settings.pop("seed")
-    drawn, of = [], Results(outcomes, directory)
-    monkeypatch.setattr(results, "save", lambda figure, out: drawn.append(figure))
-    draw_against(of.done, ["model.mlp_dim"], of.metric, Path(), of.bars(), label="a")
+    of, out = Results(outcomes, directory), directory.path / "a"
+    draw_against(of.done, ["model.mlp_dim"], of.metric, out, of.bars(), label="a")
     (panel,) = drawn[0].axes
     assert intervals(panel) == pytest.approx(found, abs=1e-4)
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == legend
@@ -242,13 +228,11 @@ def test_the_picture_has_intervals(
         assert np.ptp(panel.get_ylim()) > 0.1 * 0.226
 
 
-def test_settings_of_a_value_stand_side_by_side(monkeypatch: pytest.MonkeyPatch):
+def test_settings_of_a_value_stand_side_by_side(tmp_path: Path, drawn):
     """At each depth both widths have a place, in the same order."""
     pairs = [(1, "b"), (1, "a"), (2, "a"), (2, "b")]
     rows = [{"depth": d, "width": w, "score": d, "interval": (d - 1, d + 1)} for d, w in pairs]
-    drawn = []
-    monkeypatch.setattr(results, "save", lambda figure, out: drawn.append(figure))
-    draw_against(rows, ["depth", "width"], "score", Path(), rows, label="score")
+    draw_against(rows, ["depth", "width"], "score", tmp_path / "a", rows, label="score")
     depth, _ = drawn[0].axes
     assert intervals(depth)[::3] == pytest.approx([-0.15, 0.15, 1.15, 0.85])
     assert [*depth.lines[0].get_xdata()] == intervals(depth)[::3]

@@ -4,15 +4,14 @@
   pallas  one kernel in each direction for TPUs, see `pallas`; on a CPU it is interpreted, for tests
   cudnn   NVIDIA's kernel, for bfloat16 and float16 on a GPU
   auto    a run measures its platform's kernel on the device first, see `run.attention`; commands
-          that open a model take xla; plans, and `attend` called by itself, pallas on a TPU where
-          its shapes allow it, on v5e and v6e for rows of at least 384 tokens, or else xla
+          that open a model take xla; plans, and `attend` called by itself, see `unmeasured`
 
 All compute the same up to rounding.
 """
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -58,10 +57,7 @@ def attend(
       BadInputError: arrays do not fit together, or an implementation is unknown, or cannot run here
         or with these shapes.
     """
-    if implementation == AUTO:
-        pays = query.shape[1] >= PAYS_FROM or device_kind() in SHORT_ROWS_PAY
-        fast = platform() == "tpu" and pays and fits(query, key)
-        implementation = "pallas" if fast else "xla"
+    implementation = unmeasured(implementation, query, key, fits, short=SHORT_ROWS_PAY)
     run = choose(IMPLEMENTATIONS | {AUTO: None}, implementation, field=FIELD)
     asked, known = ((x.shape[:1], x.shape[2:]) for x in (query, key))  # all but the tokens
     if query.ndim != 4 or asked != known or key.shape != value.shape:
@@ -269,6 +265,27 @@ def attend_cudnn(
         return on_each_device(run, None, query, key, value, visible)
     except RuntimeError as error:  # JAX does not take these sizes, or finds no cuDNN
         raise BadInputError(f"{FIELD}=cudnn: {str(error).rstrip('.')}; use auto") from None
+
+
+def unmeasured(
+    name: str,
+    query: Array,
+    key: Array,
+    fits: Callable[[Array, Array], bool],
+    *,
+    short: Collection[str] = (),
+) -> str:
+    """Returns what a name stands for where no run has measured: `auto` is pallas, or else xla.
+
+    It is pallas on a TPU where its shapes allow it, for rows of at least PAYS_FROM tokens, on the
+    kinds of TPU in `short` for any. Longer memories than the row have been compiled for the forward
+    pass only; a v4 lacks room backward.
+    """
+    if name != AUTO:
+        return name
+    (_, T, *_), (_, S, *_) = query.shape, key.shape
+    pays = S <= 2 * T and (T >= PAYS_FROM or device_kind() in short)
+    return "pallas" if platform() == "tpu" and pays and fits(query, key) else "xla"
 
 
 def candidate_for(attention: Mapping[str, Any], platform: str) -> str | None:

@@ -14,11 +14,11 @@ from widenet_jax.nn.attention.full import HeadProjections
 from widenet_jax.nn.attention.implementations import (
     AUTO,
     FIELD,
-    PAYS_FROM,
     attention_gradients,
     centred,
     float32_only,
     product,
+    unmeasured,
 )
 from widenet_jax.nn.dense import KernelAndBias, linear
 from widenet_jax.sharding import on_each_device, platform
@@ -85,12 +85,8 @@ def attend(
     implementation: str,
 ) -> Array:
     """Computes causal attention with the scores query key + at_query at_key, see `attend_xla`."""
-    if implementation == AUTO:
-        T, S = query.shape[1], key.shape[1]
-        # Longer memories have been compiled for the forward pass only; a v4 lacks room backward.
-        fast = platform() == "tpu" and T >= PAYS_FROM and S <= 2 * T and fits(query, key)
-        implementation = "pallas" if fast else "xla"
-    run = choose(IMPLEMENTATIONS, implementation, field=FIELD)
+    name = unmeasured(implementation, query, key, fits)
+    run = choose(IMPLEMENTATIONS, name, field=FIELD)
     return run(query, key, value, at_query, at_key, first)
 
 

@@ -114,10 +114,20 @@ def states(
     model: nn.Module, params: PyTree, inputs: Mapping[str, Array]
 ) -> tuple[PyTree, tuple[Array, ...]]:
     """Returns the model's outputs in evaluation, and the state [B, T, D] after each block."""
+    outputs, found = intermediates(model, params, inputs)
+    return outputs, found["state"]
+
+
+def intermediates(
+    model: nn.Module, params: PyTree, inputs: Mapping[str, Array], **how: Any
+) -> tuple[PyTree, PyTree]:
+    """Returns the model's outputs in evaluation, and what Linen captures of its encoder."""
+    # Linen captures nothing inside a loop (unroll=False) or a recomputed block (remat). Both fields
+    # change how the blocks run and not what they compute.
     (outputs, _), found = model.clone(unroll=True, remat="none").apply(
-        {"params": params}, inputs, train=False, mutable=["intermediates"]
+        {"params": params}, inputs, train=False, mutable=["intermediates"], **how
     )
-    return outputs, found["intermediates"][ENCODER]["state"]
+    return outputs, found["intermediates"][ENCODER]
 
 
 def capture(
@@ -127,16 +137,12 @@ def capture(
     is_wanted: Callable[[nn.Module], bool],
 ) -> tuple[PyTree, list[Any]]:
     """Returns the model's outputs in evaluation and the wanted layers' outputs, block by block."""
-    # Linen captures nothing inside a loop (unroll=False) or a recomputed block (remat). Both fields
-    # change how the blocks run and not what they compute.
-    (outputs, _), state = model.clone(unroll=True, remat="none").apply(
-        {"params": params},
-        inputs,
-        train=False,
-        capture_intermediates=lambda layer, method: method == "__call__" and is_wanted(layer),
-        mutable=["intermediates"],
-    )
-    layers = flatten_dict(state["intermediates"][ENCODER])
+
+    def wanted(layer: nn.Module, method: str) -> bool:
+        return method == "__call__" and is_wanted(layer)
+
+    outputs, found = intermediates(model, params, inputs, capture_intermediates=wanted)
+    layers = flatten_dict(found)
     visited = [dict(step.scopes)["ffn"] for step in model.steps(train=False)]
     # Of a layer, loop by loop; the latest where one example's states ran one by one.
     calls = {path[0]: iter(of[-visited.count(path[0]) :]) for path, of in layers.items()}

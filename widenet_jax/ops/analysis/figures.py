@@ -64,10 +64,10 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     highest = max(1.0, 110 * float(usage.drop_rate.max()))
     drop.set(xlabel="block", ylabel="% of the pairs", title="dropped", ylim=(0, highest))
     draw_categories(categories, usage)
-    title = "same first choice, if experts\nare shared (share of tokens)"
-    draw_between_blocks(agreement, usage.agreement, usage.blocks, title)
-    title = "mutual information\n(share)"
-    draw_between_blocks(information, usage.mutual_information, usage.blocks, title)
+    shared = "same first choice, if experts\nare shared (share of tokens)"
+    draw_between_blocks(agreement, usage.agreement, usage.blocks, shared)
+    share = "mutual information\n(share)"
+    draw_between_blocks(information, usage.mutual_information, usage.blocks, share)
     for axis in (load, level, drop):
         axis.set_xticks(usage.blocks)
     if not usage.drop_rate.any():  # the panel would be empty
@@ -201,14 +201,14 @@ def draw_active(models: Mapping[str, ActiveUnits], out: epath.Path, *, title: st
     figure, axis = subplots(size=(7, 4.2))
     low, _, high = QUANTILES
     curves = {
-        name: (active.blocks, active.mean, active.quantile(low), active.quantile(high))
-        for name, active in models.items()
+        name: (of.blocks, of.mean, of.quantile(low), of.quantile(high))
+        for name, of in models.items()
     }
     of = " or ".join(f"{width:,}" for width in sorted({one.width for one in models.values()}))
     plot_by_block(axis, curves, ylabel=f"active units of {of}")
     axis.set_title(title, fontsize=10)
-    label = "outside lower center"
-    figure.legend(loc=label, title="mean over tokens; band: 10% to 90% of them", fontsize=8)
+    band = "mean over tokens; band: 10% to 90% of them"
+    figure.legend(loc="outside lower center", title=band, fontsize=8)
     save(figure, out)
 
 

@@ -75,8 +75,7 @@ def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike
         own = axes[i * rows : (i + 1) * rows]
         own[0, 0].imshow(as_rgb(picture))
         own[0, 0].set_title("\n".join(map(shortened, title.split("\n"))), fontsize=7)
-        for position, block in enumerate(blocks):
-            axis = own[position // PANELS_A_ROW, 1 + position % PANELS_A_ROW]
+        for position, (block, axis) in enumerate(zip(blocks, own[:, 1:].flat, strict=False)):
             draw_block(axis, trained, picture, routing, position)
             axis.set_title(f"block {block}", fontsize=8)
     handles = [Patch(color=c, label=f"expert {e}") for e, c in enumerate(expert_colours(E))]

@@ -5,7 +5,7 @@ blocks that run it, loop by loop. A layer that runs twice in a loop (ABA) has tw
 """
 
 import dataclasses
-import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from widenet_jax.inference.over_source import (
     totals_over_source,
 )
 from widenet_jax.inference.trained import build_for
-from widenet_jax.nn.loop import Loop
+from widenet_jax.nn.loop_settings import LoopSettings
 from widenet_jax.ops.analysis.captured import routed_blocks, states, token_routing
 from widenet_jax.ops.analysis.usage import ExpertUsage
 from widenet_jax.run.figures import MARKERS, PALETTE, legend_below, save, subplots
@@ -36,17 +36,15 @@ from widenet_jax.typing import Array, PyTree
 
 LOSSES = ("bits_per_byte", "cross_entropy")  # the first that a task has
 NUMBERS = 8  # of loops that a loss is computed for, at least
-Curves = Mapping[str, Sequence[float]]
 
 
-def visits_of(loop: Loop) -> dict[str, list[int]]:
+def visits_of(loop: LoopSettings) -> dict[str, list[int]]:
     """Returns the blocks of each place that evaluation runs more than once: {"0.1": [1, 3]}."""
-    return {
-        f"{group}.{layer}": list(range(first + layer, first + period * loops, period))
-        for group, (first, period, loops) in enumerate(loop.evaluated().periods())
-        for layer in range(period)
-        if loops > 1
-    }
+    places = defaultdict(list)
+    for visit in loop.walk(train=False):
+        if visit.group is not None:
+            places[f"{visit.group}.{visit.place}"].append(visit.index)
+    return {place: visits for place, visits in places.items() if len(visits) > 1}
 
 
 def measure_loops(trained: Trained, usage: ExpertUsage | None) -> dict[str, Any]:
@@ -65,7 +63,7 @@ def measure_loops(trained: Trained, usage: ExpertUsage | None) -> dict[str, Any]
       `losses` is by number of loops, `first_routing` the loss where all loops take the experts of
       the first; `loops` is the trained number. What cannot be had has a line in `notes`.
     """
-    loop = Loop.of(trained.config.model.loop)
+    loop = trained.model.loop
     own = usage is not None and loop.tie.experts == "none"
     usage = None if own else usage
     places = visits_of(loop)
@@ -73,16 +71,16 @@ def measure_loops(trained: Trained, usage: ExpertUsage | None) -> dict[str, Any]
     routed = [name for name, blocks in places.items() if usage and blocks[0] in usage.blocks]
     sums = sums_over_source(trained, partial(loop_sums, trained, places, routed))
     tokens = sums.pop("tokens")
-    found: dict[str, Any] = {"loops": max(loops for _, loops in loop.core), "places": {}}
+    measured: dict[str, Any] = {"loops": max(loops for _, loops in loop.core), "places": {}}
     for place, visits in places.items():
         shares = {name: sums[f"{place} {name}"] / tokens for name in ("cosine", "norm_ratio")}
         if place in routed:
             shares |= choices_of(usage, [usage.blocks.index(block) for block in visits])
             shares["all_change"] = sums[f"{place} all_change"] / tokens
-        found["places"][place] = {k: np.round(v, 6).tolist() for k, v in shares.items()}
-    found |= losses_of(trained, found["loops"], experts=bool(routed))
-    found["notes"] += ["choices are not compared: each loop has its own experts"] if own else []
-    return found
+        measured["places"][place] = {k: np.round(v, 6).tolist() for k, v in shares.items()}
+    measured |= losses_of(trained, measured["loops"], experts=bool(routed))
+    measured["notes"] += ["choices are not compared: each loop has its own experts"] if own else []
+    return measured
 
 
 def loop_sums(
@@ -98,20 +96,19 @@ def loop_sums(
     mask = real_token_mask(batch, inputs, after[0].shape[:2])
     sums = {"tokens": mask.sum()}
     for place, visits in places.items():
-        states_of = [after[block].astype(jnp.float32) for block in visits]
-        norms = [jnp.linalg.norm(x, axis=-1) for x in states_of]
-        products = [(a * b).sum(axis=-1) for a, b in itertools.pairwise(states_of)]
-        ratios = [(b / a, a * b) for a, b in itertools.pairwise(norms)]
-        cosines = [x / both for x, (_, both) in zip(products, ratios, strict=True)]
-        sums[f"{place} cosine"] = jnp.stack([(x * mask).sum() for x in cosines])
-        sums[f"{place} norm_ratio"] = jnp.stack([(x * mask).sum() for x, _ in ratios])
+        x = jnp.stack([after[block] for block in visits]).astype(jnp.float32)
+        norms = jnp.linalg.norm(x, axis=-1)  # [visits, B, T]
+        cosines = (x[:-1] * x[1:]).sum(axis=-1) / (norms[:-1] * norms[1:])
+        sums[f"{place} cosine"] = (cosines * mask).sum(axis=(1, 2))
+        sums[f"{place} norm_ratio"] = (norms[1:] / norms[:-1] * mask).sum(axis=(1, 2))
     if routed:
         blocks = routed_blocks(model)
         _, routing = token_routing(model, params, inputs)
     for place in routed:
-        chosen = [routing.expert_index[blocks.index(block)] for block in places[place]]
-        new = [all_change(a, b) & mask for a, b in itertools.pairwise(chosen)]
-        sums[f"{place} all_change"] = jnp.stack([x.sum() for x in new])
+        rows = jnp.array([blocks.index(block) for block in places[place]])
+        chosen = routing.expert_index[rows]
+        changed = all_change(chosen[:-1], chosen[1:]) & mask
+        sums[f"{place} all_change"] = changed.sum(axis=(1, 2))
     return outputs, sums
 
 
@@ -122,15 +119,15 @@ def all_change(a: Array, b: Array) -> Array:
 
 def choices_of(usage: ExpertUsage, rows: Sequence[int]) -> dict[str, np.ndarray]:
     """Returns how the visits of a place, `rows` of the usage, choose: see `measure_loops`."""
-    pairs = np.stack([usage.pairs[row] for row in rows])
-    joint = usage.together / usage.together[0, 0].sum()
+    pairs, together = usage.pairs[list(rows)], usage.together[np.ix_(rows, rows)]
+    joint = together / usage.together[0, 0].sum()  # [visits, visits, E, E]
     first = np.einsum("aaee->ae", joint)
-    following = list(itertools.pairwise(rows))
+    same = [np.trace(joint[k, k + 1]) for k in range(len(rows) - 1)]
     return {
         "load_spread": spread(pairs),
         "load_spread_of_all": spread(pairs.sum(axis=0)),
-        "first_changes": np.array([1 - np.trace(joint[a, b]) for a, b in following]),
-        "first_changes_by_chance": np.array([1 - first[a] @ first[b] for a, b in following]),
+        "first_changes": 1 - np.array(same),
+        "first_changes_by_chance": 1 - (first[:-1] * first[1:]).sum(axis=1),
     }
 
 
@@ -141,63 +138,68 @@ def spread(counts: np.ndarray) -> np.ndarray:
 
 def losses_of(trained: Trained, loops: int, *, experts: bool) -> dict[str, Any]:
     """Returns the losses of `measure_loops` at other numbers of loops, and with forced routing."""
-    ties, notes = dataclasses.asdict(Loop.of(trained.config.model.loop).tie), []
     numbers = {1, loops, *(max(1, round(2 * loops * i / NUMBERS)) for i in range(1, NUMBERS + 1))}
-    if untied := [part for part, tie in ties.items() if tie == "none"]:
+    notes = []
+    if untied := trained.model.loop.untied():
         needs = f"{' and '.join(untied)} that the loops share (config.model.loop.tie.{untied[0]})"
         numbers, notes = {loops}, [f"losses at other numbers of loops need {needs}"]
     say(f"losses of loops: passes over the evaluation split: {len(numbers) + experts}")
-    metric, loss = loss_of(trained, "--config.model.loop.counts.eval=0")
+    metric, loss = loss_of(trained, "counts.eval=0")
     losses = {loops: loss}
-    found = {"metric": metric, "losses": losses, "notes": notes}
-    for number in sorted(numbers - {loops}):
-        try:
-            losses[number] = loss_of(trained, f"--config.model.loop.counts.eval={number}")[1]
-        except BadInputError as error:
-            notes.append(f"no loss at {number} loops: {error}")
-            break
-    found["losses"] = dict(sorted(losses.items()))
+    try:
+        for number in sorted(numbers - {loops}):
+            losses[number] = loss_of(trained, f"counts.eval={number}")[1]
+    except BadInputError as error:
+        notes.append(f"no loss at {number} loops: {error}")
+    measured = {"metric": metric, "losses": dict(sorted(losses.items())), "notes": notes}
     if experts:
-        forced = "--config.model.loop.routing=first"
         try:
-            _, found["first_routing"] = loss_of(trained, forced)
+            measured["first_routing"] = loss_of(trained, "routing=first")[1]
         except BadInputError as error:
             notes.append(f"no forced routing: {error}")
-    return found
+    return measured
 
 
 def loss_of(trained: Trained, change: str) -> tuple[str, float]:
-    """Returns the loss, or else the primary metric, of the model with a changed config."""
-    config = override(ConfigDict(trained.config.to_dict()), [change])
+    """Returns the loss, or else the primary metric, of the model with a field of its loop changed.
+
+    Args:
+      trained: the model.
+      change: FIELD=VALUE in `config.model.loop`.
+    """
+    config = ConfigDict(trained.config.to_dict())
+    config = override(config, [f"--config.model.loop.{change}"])
     task, model, _ = build_for(config, trained.info, trained.params)
     changed = dataclasses.replace(trained, config=config, task=task, model=model)
     source, transform = open_source(changed)
-    found = totals_over_source(changed, partial(evaluate_batch, model, task), source, transform)
-    metrics = task.summarize(found.sums, found.rows, source)
-    name = next((one for one in LOSSES if one in metrics), task.primary_metric.name)
+    totals = totals_over_source(changed, partial(evaluate_batch, model, task), source, transform)
+    metrics = task.summarize(totals.sums, totals.rows, source)
+    name = next((loss for loss in LOSSES if loss in metrics), task.primary_metric.name)
     return name, float(metrics[name])
 
 
-def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") -> None:
-    """Draws what `measure_loops` found, by loop."""
-    places, routed = found["places"], any("load_spread" in of for of in found["places"].values())
+def draw_loops(measured: Mapping[str, Any], out: epath.Path, *, title: str = "") -> None:
+    """Draws what `measure_loops` returned, by loop."""
+    places = measured["places"]
+    routed = any("load_spread" in curves for curves in places.values())
     figure, axes = subplots(1, 4 if routed else 2, size=(20 if routed else 10, 5.5))
     figure.suptitle(title)
-    for index, (place, of) in enumerate(places.items()):
+    for index, (place, curves) in enumerate(places.items()):
         style = {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
         name = f"place {place}" if len(places) > 1 else None
-        after = np.arange(2, len(of["cosine"]) + 2)
-        axes[0].plot(after, of["cosine"], label=name, **style)
-        if "load_spread" not in of:
+        after = np.arange(2, len(curves["cosine"]) + 2)
+        axes[0].plot(after, curves["cosine"], label=name, **style)
+        if "load_spread" not in curves:
             continue
-        axes[2].plot(range(1, len(of["load_spread"]) + 1), of["load_spread"], label=name, **style)
-        axes[2].axhline(of["load_spread_of_all"], color=style["color"], ls="--", lw=1)
-        axes[3].plot(after, of["first_changes"], label=name, **style)
+        spreads = curves["load_spread"]
+        axes[2].plot(range(1, len(spreads) + 1), spreads, label=name, **style)
+        axes[2].axhline(curves["load_spread_of_all"], color=style["color"], ls="--", lw=1)
+        axes[3].plot(after, curves["first_changes"], label=name, **style)
         chance = style | {"marker": "_", "ms": 14}
-        axes[3].plot(after, of["first_changes_by_chance"], ls=":", **chance)
-        axes[3].plot(after, of["all_change"], ls="--", mfc="white", **style)
+        axes[3].plot(after, curves["first_changes_by_chance"], ls=":", **chance)
+        axes[3].plot(after, curves["all_change"], ls="--", mfc="white", **style)
     axes[0].set(xlabel="loop", ylabel="cosine", title="a token's state and that a loop before")
-    draw_losses(axes[1], found)
+    draw_losses(axes[1], measured)
     if routed:
         axes[2].set(xlabel="loop", ylabel="deviation / mean", title="spread of the experts' load")
         axes[2].set_ylim(bottom=0)
@@ -214,15 +216,13 @@ def draw_loops(found: Mapping[str, Any], out: epath.Path, *, title: str = "") ->
     save(figure, out)
 
 
-def draw_losses(axis: Any, found: Mapping[str, Any]) -> None:
+def draw_losses(axis: Any, measured: Mapping[str, Any]) -> None:
     """Draws the loss by the number of loops, and with the experts of the first loop."""
-    trained, losses = found["loops"], found["losses"]
+    losses, metric = measured["losses"], measured["metric"].replace("_", " ")
     axis.plot(list(losses), list(losses.values()), color=PALETTE[0], marker=MARKERS[0])
-    axis.axvline(trained, color="grey", ls=":", lw=1, label="as trained")
-    if forced := found.get("first_routing"):
-        axis.plot([trained], [forced], "D", color=PALETTE[5], label="experts of the first loop")
-    axis.set(
-        xlabel="loops in evaluation",
-        ylabel=found["metric"].replace("_", " "),
-        title="loss by the number of loops",
-    )
+    axis.axvline(measured["loops"], color="grey", ls=":", lw=1, label="as trained")
+    if forced := measured.get("first_routing"):
+        axis.plot(
+            [measured["loops"]], [forced], "D", color=PALETTE[5], label="experts of the first loop"
+        )
+    axis.set(xlabel="loops in evaluation", ylabel=metric, title="loss by the number of loops")

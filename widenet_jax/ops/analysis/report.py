@@ -5,7 +5,6 @@ from typing import Any
 
 from etils import epath
 
-from widenet_jax.nn.loop import Loop
 from widenet_jax.ops.analysis import figures, loops, usage
 from widenet_jax.ops.analysis.captured import MOE, dense_blocks
 from widenet_jax.ops.analysis.image_overlay import draw_overlay_of_source
@@ -55,7 +54,7 @@ def analyze_model(
         of_experts = usage.measure_usage(trained)
         draw_experts(trained, of_experts, out, num_images=num_images)
         result["expert_usage"] = of_experts.as_json()
-    if loops.visits_of(Loop.of(trained.config.model.loop)):
+    if loops.visits_of(trained.model.loop):
         result["loops"] = loops.measure_loops(trained, of_experts)
         loops.draw_loops(result["loops"], out / "loops.png", title=trained.place)
     return result

@@ -173,9 +173,9 @@ def measure_usage(trained: Trained) -> ExpertUsage:
         sent = np.einsum("lve,kv->lke", sent, np.stack(list(kinds.values())))
         names, category = tuple(kinds), "kind"
     shares = summarize(sums | {"load": pairs})
-    del shares["load"]
-    counts = {name: sums[name] for name in ("together", "selected_together")}
-    return ExpertUsage(blocks, category, names, sent=sent, pairs=pairs, **counts, **shares)
+    found = shares | {name: sums[name] for name in ("together", "selected_together")}
+    del found["load"]
+    return ExpertUsage(blocks, category, names, sent=sent, pairs=pairs, **found)
 
 
 def usage_sums(
@@ -335,8 +335,7 @@ def byte_kinds(counts: np.ndarray) -> dict[str, np.ndarray]:
         "white space": string.whitespace,
         "punctuation": string.punctuation,
     }
-    values = np.arange(len(counts))
-    kinds = {name: np.isin(values, list(text.encode())) for name, text in letters.items()}
+    kinds = {k: np.isin(range(len(counts)), list(text.encode())) for k, text in letters.items()}
     kinds["other"] = ~np.any(list(kinds.values()), axis=0)
     return {name: members for name, members in kinds.items() if counts[members].any()}
 

@@ -17,7 +17,7 @@ from widenet_jax.experiment import Experiment
 from widenet_jax.step import TrainState
 
 
-def checkpoint_row(name: str, experiment: Experiment, *, workdir: epath.Path, rounds: int) -> dict:
+def saving_row(name: str, experiment: Experiment, *, workdir: epath.Path, rounds: int) -> dict:
     """Saves a state `rounds` times and restores the last checkpoint; times are medians.
 
     Args:

@@ -26,12 +26,17 @@ from widenet_jax.files import write_json, write_text
 from widenet_jax.nn.attention.implementations import AUTO, candidate_for
 from widenet_jax.nn.moe.dispatch import DISPATCHERS
 from widenet_jax.ops.benchmark.feed_forward import DispatchSize, dispatch_output, dispatch_row
-from widenet_jax.ops.benchmark.report import TPU_KINDS, cell, median_seconds, mfu, table
+from widenet_jax.ops.benchmark.report import cell, chip_of, median_seconds, mfu, table
 from widenet_jax.ops.benchmark.train_step import train_step_row
 from widenet_jax.ops.plan.planner import data_info
-from widenet_jax.ops.plan.topology import CHIPS
-from widenet_jax.run.attention import TOLERANCE, Problem, chosen_by_measuring, difference, measured
 from widenet_jax.run.figures import PALETTE, save, subplots
+from widenet_jax.run.kernel_trial import (
+    TOLERANCE,
+    Problem,
+    chosen_by_measuring,
+    difference,
+    measured,
+)
 from widenet_jax.run.workdir import environment
 
 
@@ -178,11 +183,11 @@ def product_row(sizes: Sizes, rounds: int) -> dict[str, Any]:
 
 def memory_row(sizes: Sizes, rounds: int) -> dict[str, Any]:
     """Times reading and writing an array in the first device's memory."""
-    kind, x = jax.devices()[0].device_kind, jnp.zeros(sizes.mebibytes * 2**18)
+    chip, x = chip_of(jax.devices()[0].device_kind), jnp.zeros(sizes.mebibytes * 2**18)
     call = partial(jax.jit(lambda x: x + 1), x)
     rate = 2 * x.nbytes / median_seconds(call, rounds=rounds, calls=sizes.calls)
-    share = rate / CHIPS[TPU_KINDS[kind]].hbm_bandwidth if kind in TPU_KINDS else None
     what = f"reading and writing {sizes.mebibytes} MiB"
+    share = chip and rate / chip.hbm_bandwidth
     return {"what": what, "rate": rate / 1e9, "unit": "GB/s", "share": share}
 
 
@@ -245,11 +250,10 @@ def fields_of(config: ConfigDict, batch: int, devices: int) -> dict[str, int]:
 
 def slice_name(device_kind: str, devices: int) -> str | None:
     """Returns the slice that so many devices form, such as "v3-8"; None if they are no TPUs."""
-    if device_kind not in TPU_KINDS:
+    if not (chip := chip_of(device_kind)):
         return None
-    chip = CHIPS[TPU_KINDS[device_kind]]
     per_device = chip.cores // chip.devices if chip.name_counts == "cores" else 1
-    return f"{TPU_KINDS[device_kind]}-{devices * per_device}"
+    return f"{chip.name}-{devices * per_device}"
 
 
 def add_plans(report: Mapping[str, Any], plan: Callable[..., Any]) -> None:
@@ -265,15 +269,15 @@ def add_plans(report: Mapping[str, Any], plan: Callable[..., Any]) -> None:
     def found(row: Mapping[str, Any], flags: list[str]) -> dict[str, Any] | str:
         if tpu is None:
             return f"{report['device']} is no TPU that plans know"
-        return plan(row["config"], tpu, flags)
+        answer = plan(row["config"], tpu, flags)
+        fits = isinstance(answer, str) or answer["step_ms"] is not None
+        return answer if fits else "the plan does not fit the memory"
 
     steps = report["steps"]
     flags = list(map(flags_of, steps))  # not in threads: Python may fail to parse files there
     with ThreadPoolExecutor() as pool:  # each plan is a process
         answers = list(pool.map(found, steps, flags))
     for row, answer in zip(steps, answers, strict=True):
-        if not isinstance(answer, str) and answer["step_ms"] is None:
-            answer = "the plan does not fit the memory"
         figures = {} if isinstance(answer, str) else answer
         row |= {key: figures.get(name) for key, name in PLANNED.items()}
         least, most = row["planned_ms"], row["planned_collective_ms"]

@@ -24,7 +24,7 @@ from widenet_jax.nn.moe.slots import UNLIMITED
 from widenet_jax.ops.benchmark.report import median_seconds
 from widenet_jax.ops.plan.compile import compile_lowered, peak_bytes, tpu_devices
 from widenet_jax.ops.plan.hlo import parse
-from widenet_jax.ops.plan.pricing import price_module
+from widenet_jax.ops.plan.pricing import price_module, totals
 from widenet_jax.ops.plan.topology import Topology
 from widenet_jax.sharding import build_mesh
 
@@ -52,36 +52,43 @@ def sizes(kind: type, **choices: Sequence[int]) -> Iterator[Any]:
             yield size
 
 
+def layer_of(method: str, size: LayerSize | DispatchSize, dtype: str) -> nn.Module:
+    """Builds the layer that `method` names: "dense", "auto" or a key of `moe.dispatch.DISPATCHERS`.
+
+    Experts of a LayerSize drop no token; those of a DispatchSize are limited, behind noisy top-K
+    routing.
+    """
+    if method == DENSE:
+        width = size.experts * size.expert_dim
+        return Mlp(mlp_dim=width, activation="relu", dtype=jnp.dtype(dtype))
+    if isinstance(size, DispatchSize):
+        fields = {
+            "mlp_dim": size.mlp_dim,
+            "capacity_factor": 1.2,
+            "capacity_factor_eval": 2.0,
+            "examples_per_group": size.examples_per_group,
+            "router": {"name": "top_k", "noise_std": 1.0},
+            "losses": {"load_balance": 0.01, "over": "group"},
+        }
+    else:
+        fields = {"mlp_dim": size.expert_dim, "activation": "relu", "use_bias": False}
+        fields |= {"capacity_factor": 1.0, "capacity_factor_eval": 1.0, "examples_per_group": 1}
+        fields |= {"capacity_rule": UNLIMITED, "router": {"name": "sigmoid", "expert_dropout": 0.0}}
+    fields |= {"num_experts": size.experts, "num_selected_experts": size.selected}
+    return MoeLayer(**fields, dispatch=method, dtype=jnp.dtype(dtype))
+
+
 def dispatch_row(method: str, size: DispatchSize, *, dtype: str, rounds: int) -> dict[str, Any]:
     """Times an MoE layer with the dispatch `method`, a key of `moe.dispatch.DISPATCHERS`.
 
     Returns:
-      {method, the fields of `size`, dtype, ms, tflops, memory_gib}, as `feed_forward_row`.
-
-    Raises:
-      BadInputError: an unknown method.
+      {method, the fields of `size`, dtype, ms, tflops, memory_gib}, see `measure`.
     """
-    layer = dispatch_layer(method, size, dtype=dtype)
     shape = (size.images, size.tokens, size.embed_dim)
+    layer = layer_of(method, size, dtype)
     found = measure(layer, shape, size.selected * size.mlp_dim, dtype=dtype, rounds=rounds)
     kept = {name: found[name] for name in ("ms", "tflops", "memory_gib")}
     return {"method": method, **size._asdict(), "dtype": dtype, **kept}
-
-
-def dispatch_layer(method: str, size: DispatchSize, *, dtype: str) -> MoeLayer:
-    """Builds an MoE layer with noisy top-K routing and limited experts."""
-    return MoeLayer(
-        mlp_dim=size.mlp_dim,
-        num_experts=size.experts,
-        num_selected_experts=size.selected,
-        capacity_factor=1.2,
-        capacity_factor_eval=2.0,
-        examples_per_group=size.examples_per_group,
-        router={"name": "top_k", "noise_std": 1.0},
-        losses={"load_balance": 0.01, "over": "group"},
-        dispatch=method,
-        dtype=jnp.dtype(dtype),
-    )
 
 
 def dispatch_output(method: str, size: DispatchSize, *, dtype: str) -> tuple[jax.Array, jax.Array]:
@@ -89,9 +96,8 @@ def dispatch_output(method: str, size: DispatchSize, *, dtype: str) -> tuple[jax
 
     The gradient is of the input, for the output itself as the output's gradient.
     """
-    layer = dispatch_layer(method, size, dtype=dtype)
+    layer, rngs = layer_of(method, size, dtype), {"router": jax.random.key(1)}
     x = jax.random.normal(jax.random.key(0), (size.images, size.tokens, size.embed_dim), dtype)
-    rngs = {"router": jax.random.key(1)}
 
     @jax.jit
     def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -105,47 +111,19 @@ def dispatch_output(method: str, size: DispatchSize, *, dtype: str) -> tuple[jax
 def feed_forward_row(
     method: str, size: LayerSize, *, dtype: str, topology: Topology | None, rounds: int
 ) -> dict[str, Any]:
-    """Times a layer on the first device here, or prices it for a TPU.
-
-    Args:
-      method: "dense", or how the experts are dispatched: a key of `moe.dispatch.DISPATCHERS` or
-        "auto".
-      size: of the layer and its input.
-      dtype: of the computation.
-      topology: a slice; one of its devices counts; None for a measurement.
-      rounds: number of rounds; the median counts.
+    """Times a layer on the first device here, or prices it for a device of a TPU slice.
 
     Returns:
       {method, the fields of `size`, device, ms, guessed, memory_gib, tflops}, see `measure`.
 
     Raises:
-      BadInputError: an unknown method; libtpu is not installed.
+      BadInputError: libtpu is not installed.
     """
-    layer = build(method, size, dtype=dtype)
     shape = (size.tokens // size.length, size.length, size.embed_dim)
     used = (size.experts if method == DENSE else size.selected) * size.expert_dim
-    found = measure(layer, shape, used, dtype=dtype, rounds=rounds, topology=topology)
-    return {"method": method, **size._asdict(), **found}
-
-
-def build(method: str, size: LayerSize, *, dtype: str) -> nn.Module:
-    """Builds the layer that `method` names, with experts that drop no token."""
-    if method == DENSE:
-        width = size.experts * size.expert_dim
-        return Mlp(mlp_dim=width, activation="relu", dtype=jnp.dtype(dtype))
-    return MoeLayer(
-        mlp_dim=size.expert_dim,
-        num_experts=size.experts,
-        num_selected_experts=size.selected,
-        capacity_factor=1.0,
-        capacity_factor_eval=1.0,
-        capacity_rule=UNLIMITED,
-        examples_per_group=1,
-        router={"name": "sigmoid", "expert_dropout": 0.0},
-        dispatch=method,
-        activation="relu",
-        use_bias=False,
-        dtype=jnp.dtype(dtype),
+    how = {"dtype": dtype, "rounds": rounds, "topology": topology}
+    return {"method": method, **size._asdict()} | measure(
+        layer_of(method, size, dtype), shape, used, **how
     )
 
 
@@ -209,6 +187,7 @@ def priced(lowered: Any, topology: Topology) -> dict[str, Any]:
     """Compiles a program for a TPU and prices it; returns ms, guessed and memory_gib."""
     step = compile_lowered(lowered)
     prices = price_module(parse(step.hlo), step.schedules, topology) if step.fits else []
-    ms = sum(price.ms for price in prices) or None
-    guessed = sum(price.roofline_ms for price in prices) / ms if ms else None
+    sums = totals(prices)
+    ms = sums["ms"] or None
+    guessed = sums["roofline_ms"] / ms if ms else None
     return {"ms": ms, "guessed": guessed, "memory_gib": step.peak_bytes / 2**30}

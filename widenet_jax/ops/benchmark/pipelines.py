@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.config.files import defined_in
-from widenet_jax.data.contract import Source
 from widenet_jax.data.pipeline import train_batches
 from widenet_jax.data.sources import build_source, build_transforms
 from widenet_jax.specs import resolve, task_spec
@@ -52,7 +51,12 @@ def pipeline_rows(
     """
     source = build_source(config.data, config.data.train_split)
     transform, _ = build_transforms(config, source.info)
-    turns = our_turns(source, transform, batch_size, workers)
+    start = partial(
+        train_batches, source, transform=transform, batch_size=batch_size, prefetch=2, seed=0,
+        positions=np.arange(batch_size), start_step=0, num_steps=10**6,
+    )  # fmt: skip
+    names = {n: f"ours, {n} processes" if n else "ours, threads" for n in workers}
+    turns = {name: partial(start, num_workers=n) for n, name in names.items()}
     if peer:
         theirs = defined_in(peer, "batches", flag="--peer")
         sizes = {"batch_size": batch_size, "num_workers": workers[-1]}
@@ -62,28 +66,6 @@ def pipeline_rows(
     unit = "tokens" if spec.stream else resolve(spec.task).unit
     found = take_turns(turns, per_batch, rounds=rounds, seconds=seconds)
     return summarize(found, unit=unit, peer=PEER)
-
-
-def our_turns(
-    source: Source, transform: Any, batch_size: int, workers: Sequence[int]
-) -> dict[str, Callable[[], Turn]]:
-    """Returns this project's training pipelines by name, one for each number of worker processes.
-
-    0 stands for threads. The pipelines do not end.
-    """
-    start = partial(
-        train_batches,
-        source,
-        transform=transform,
-        batch_size=batch_size,
-        positions=np.arange(batch_size),
-        prefetch=2,
-        seed=0,
-        start_step=0,
-        num_steps=10**6,
-    )
-    names = {n: f"ours, {n} processes" if n else "ours, threads" for n in workers}
-    return {name: partial(start, num_workers=n) for n, name in names.items()}
 
 
 def take_turns(
@@ -114,10 +96,9 @@ def summarize(found: Found, *, unit: str, peer: str = "") -> list[dict[str, Any]
     for name, turns in found.items():
         rates, cpu_ms = np.transpose(turns)
         quotient = rates / np.transpose(found[peer])[0] if peer in found else None
-        row = {"pipeline": name, f"{unit}_per_second": float(np.median(rates))}
-        row["cpu_ms"] = float(np.median(cpu_ms))
-        row["of_peer"] = None if quotient is None else float(np.median(quotient))
-        rows.append(row)
+        medians = {f"{unit}_per_second": rates, "cpu_ms": cpu_ms, "of_peer": quotient}
+        found_of = {k: None if of is None else float(np.median(of)) for k, of in medians.items()}
+        rows.append({"pipeline": name} | found_of)
     return rows
 
 

@@ -10,7 +10,7 @@ import jax
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from widenet_jax.ops.plan.topology import CHIPS
+from widenet_jax.ops.plan.topology import CHIPS, GPUS, Chip
 from widenet_jax.run.figures import MARKERS, run_colour, subplots
 from widenet_jax.run.tables import markdown_table
 
@@ -53,17 +53,12 @@ def draw_layers(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for index, (name, line) in enumerate(lines.items()):
             known = [row for row in line if row[value] is not None]
             x, y = ([row[n] for row in known] for n in (across, value))
-            style = {
-                "color": run_colour(index, len(lines)),
-                "marker": MARKERS[index % len(MARKERS)],
-            }
-            axis.plot(x, y, ms=4, label=name, **style)
+            style = {"color": run_colour(index, len(lines)), "ms": 4, "label": name}
+            axis.plot(x, y, marker=MARKERS[index % len(MARKERS)], **style)
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
+        axis.set(yscale="log", xlabel=across.replace("_", " "), ylabel=label)
         axis.set_xticks(points, [f"{x:,}" for x in points])
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlabel(across.replace("_", " "))
-        axis.set_ylabel(label)
         axis.grid(alpha=0.3)
     place = {"loc": "outside lower center", "ncols": 4}
     figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, **place)
@@ -76,33 +71,15 @@ def describe(name: str, value: Any) -> str:
     return value if isinstance(value, str) else f"{name.replace('_', ' ')} {value}"
 
 
-# Dense bfloat16 FLOP/s without sparsity, from NVIDIA's data sheets. The keys are parts of
-# `device.device_kind`, whole words of it; the first match counts, so H100 NVL stands before H100.
-GPUS = {
-    "B200": 2250e12,
-    "GH200": 990e12,
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-}
-TPU_KINDS = {
-    **{f"TPU {name}": name for name in ("v2", "v3", "v4", "v5e", "v5p", "v6e")},
-    "TPU v5 lite": "v5e",
-    "TPU v5": "v5p",
-    "TPU v6 lite": "v6e",
-}
+def chip_of(device_kind: str) -> Chip | None:
+    """Returns the TPU's generation; None for other devices."""
+    return next((chip for chip in CHIPS.values() if device_kind in chip.kinds), None)
 
 
 def peak_flops(device_kind: str) -> float | None:
     """Returns the peak bfloat16 FLOP/s of one device; None where it is unknown, as for CPUs."""
-    if device_kind in TPU_KINDS:
-        return CHIPS[TPU_KINDS[device_kind]].peak_flops
+    if chip := chip_of(device_kind):
+        return chip.peak_flops
     found = (peak for name, peak in GPUS.items() if re.search(rf"\b{name}\b", device_kind))
     return next(found, None)
 

@@ -36,7 +36,7 @@ def train_step_row(name: str, experiment: Experiment, *, rounds: int, steps: int
       RunFailedError: out of memory.
     """
     try:
-        row = measure(experiment, rounds=rounds, steps=steps)
+        return {"config": name} | measure(experiment, rounds=rounds, steps=steps)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -45,7 +45,6 @@ def train_step_row(name: str, experiment: Experiment, *, rounds: int, steps: int
             f"{name}: batch {batch_size} does not fit {devices.size} "
             f"{devices.flat[0].device_kind}; try --config.batch_size={batch_size // 2}"
         ) from None
-    return {"config": name} | row
 
 
 def measure(experiment: Experiment, *, rounds: int, steps: int) -> dict[str, Any]:
@@ -67,9 +66,8 @@ def measure(experiment: Experiment, *, rounds: int, steps: int) -> dict[str, Any
 
     seconds = median_seconds(step, rounds=rounds, calls=steps)
     flops = train_flops(config.model, input_spec(task), **task.model_fields) * config.batch_size
-    in_use = peak_in_use(devices[0])
-    if in_use == before:  # an earlier program's peak
-        in_use = 0
+    after = peak_in_use(devices[0])
+    in_use = after * (after != before)  # else an earlier program's peak
     return {
         "device": devices[0].device_kind,
         "devices": len(devices),

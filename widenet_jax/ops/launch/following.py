@@ -65,8 +65,8 @@ class CloudTpu:
             raise BadInputError(self.stopped())
         self.may_exist = state in READY and self.runs_this_job()
         if not self.may_exist:
-            if self.job.tpu.several_hosts:
-                requests.check_ssh_key(self.tools)
+            if self.job.tpu.several_hosts and not requests.has_open_key(self.tools):
+                raise BadInputError(requests.KEY_IS_LOCKED)
             plan()
             self.bring_up(state)
             self.begin()

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +23,6 @@ CREATE_FOLDER = f"mkdir -p -m 700 {REMOTE}"
 LAUNCHER = "widenet_jax.cli.launch_tpu"  # scripts/launch_tpu.py, which no wheel has
 SSH_KEY = "~/.ssh/google_compute_engine"  # the key that gcloud uses, and creates where it is absent
 SECRET = "WANDB_API_KEY"  # an environment variable, copied to a file of mode 0600
-# The TPU VM image of each generation: docs.cloud.google.com/tpu/docs/runtimes, November 2026.
-RUNTIME_VERSIONS = {
-    **dict.fromkeys(("v2", "v3", "v4"), "tpu-ubuntu2204-base"),
-    "v5e": "v2-alpha-tpuv5-lite",
-    "v5p": "v2-alpha-tpuv5",
-    "v6e": "v2-alpha-tpuv6e",
-}
 # Flags of `gcloud ... create` that the launcher sets, or that would change what it waits for.
 OWN_FLAGS = {"--zone", "--project", "--spot", "--accelerator-type", "--type", "--topology",
              "--version", "--runtime-version", "--node-id", "--node-prefix", "--node-count",
@@ -108,11 +101,11 @@ class Job:
         return ["gcloud", "compute", "tpus", kind, verb, self.name, *self.place, *flags]
 
     def create(self) -> list[str]:
-        flags = [f"--accelerator-type={self.tpu.accelerator_type}"]
+        type_ = f"--accelerator-type={self.tpu.accelerator_type}"
         if self.queued:
-            flags = [f"--node-id={self.name}", *flags, f"--runtime-version={self.runtime_version}"]
+            flags = [f"--node-id={self.name}", type_, f"--runtime-version={self.runtime_version}"]
         else:
-            flags.append(f"--version={self.runtime_version}")
+            flags = [type_, f"--version={self.runtime_version}"]
         return self.request("create", *flags, *["--spot"] * self.spot, *self.gcloud_flags)
 
     def describe(self) -> list[str]:
@@ -176,9 +169,9 @@ class Tools:
         if self.dry:
             return subprocess.CompletedProcess(command, 0, dry_answer, "")
         pipe = subprocess.PIPE if captured else None
-        options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
+        options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
         try:
-            process = subprocess.Popen(list(command), text=True, errors="replace", **options)
+            process = subprocess.Popen(list(command), errors="replace", **options)
         except FileNotFoundError:
             raise BadInputError(
                 f"{command[0]} was not found on PATH; docs/LAUNCH.md lists what a launch requires"
@@ -206,25 +199,27 @@ def cause(failed: subprocess.CompletedProcess) -> Exception:
     return RunFailedError(f"{shlex.join(failed.args[:5])} ...: {message}")
 
 
-def check_ssh_key(tools: Tools) -> None:
-    """Raises BadInputError where gcloud would refuse its key, or wait for a passphrase.
+KEY_IS_LOCKED = (
+    "gcloud connects to all workers at once and cannot ask for a passphrase, so ssh-agent must "
+    f"hold the key {SSH_KEY}: run `eval $(ssh-agent)` where no agent runs, "
+    f"`ssh-keygen -t rsa -f {SSH_KEY}` where there is no key, then `ssh-add {SSH_KEY}`"
+)
+
+
+def has_open_key(tools: Tools) -> bool:
+    """Tells whether gcloud would take its key, and use it without a passphrase.
 
     gcloud connects to several workers at once, so that ssh cannot ask for a passphrase. If
     ssh-agent holds keys, gcloud (528.0.0) refuses a key that is not among them; otherwise it uses a
     key without a passphrase, and creates one if none exists.
     """
     key = Path(SSH_KEY).expanduser()
-    agent_has_keys = tools.attempt(["ssh-add", "-l"]).returncode == 0
-    if tools.dry or not (agent_has_keys or key.exists()):
-        return
-    no_passphrase = ["ssh-keygen", "-y", "-P", "", "-f", str(key)]
-    test = ["ssh-add", "-T", f"{key}.pub"] if agent_has_keys else no_passphrase
-    if tools.attempt(test).returncode:
-        raise BadInputError(
-            "gcloud connects to all workers at once and cannot ask for a passphrase, so ssh-agent "
-            f"must hold the key {SSH_KEY}: run `eval $(ssh-agent)` where no agent runs, "
-            f"`ssh-keygen -t rsa -f {SSH_KEY}` where there is no key, then `ssh-add {SSH_KEY}`"
-        )
+    if agent_has_keys := tools.attempt(["ssh-add", "-l"]).returncode == 0:
+        test = ["ssh-add", "-T", f"{key}.pub"]
+    else:
+        test = ["ssh-keygen", "-y", "-P", "", "-f", str(key)]
+    none = tools.dry or not (agent_has_keys or key.exists())
+    return none or tools.attempt(test).returncode == 0
 
 
 def split_words(flag: str, text: str) -> list[str]:
@@ -269,22 +264,20 @@ def default_name(config: str) -> str:
     return text.lstrip("-0123456789")[:34].strip("-") or "widenet"
 
 
-def check_places(config: ConfigDict) -> None:
-    """Raises BadInputError if the config reads from a place that no worker can read."""
-    for field, place in (
-        ("data.path", config.data.path),
-        ("data.tokenizer", config.data.get("tokenizer", "")),
-        ("init_from", config.init_from),
-    ):
+def unreadable(config: ConfigDict) -> Iterator[str]:
+    """Yields, for each place that the config reads from and no worker can, what to do."""
+    data = config.data
+    places = {"data.path": data.path, "data.tokenizer": data.get("tokenizer", "")}
+    for field, place in (places | {"init_from": config.init_from}).items():
         if place and not place.startswith(("gs://", "/")):
-            raise BadInputError(
+            yield (
                 f"config.{field}={place} is relative, but the TPU's workers receive only the code; "
                 f"give --config.{field}=gs://BUCKET/DIR, or /DIR if it exists on every worker"
             )
         check_store(place)
-    if config.data.source == "image_folder" and config.data.path.startswith("gs://"):
-        raise BadInputError(
-            f"config.data.path={config.data.path}: image folders are read from local disks only; "
+    if data.source == "image_folder" and data.path.startswith("gs://"):
+        yield (
+            f"config.data.path={data.path}: image folders are read from local disks only; "
             "pack it first (scripts/prepare_data.py image_folder)"
         )
 
@@ -311,9 +304,8 @@ def stage(job: Job, into: Path) -> list[Path]:
       The paths of code.tar.gz, worker.sh, command.sh and env (the secret).
     """
     into.chmod(0o700)
-    archive, script, command, env = (
-        into / name for name in ("code.tar.gz", "worker.sh", "command.sh", "env")
-    )
+    names = ("code.tar.gz", "worker.sh", "command.sh", "env")
+    archive, script, command, env = files = [into / name for name in names]
     with tarfile.open(archive, "w:gz") as tar:
         for name in tracked_files():
             tar.add(ROOT / name, arcname=name, recursive=False)
@@ -322,7 +314,7 @@ def stage(job: Job, into: Path) -> list[Path]:
     env.touch(mode=0o600)
     if value := os.environ.get(SECRET):
         env.write_text(f"{SECRET}={shlex.quote(value)}\n")
-    return [archive, script, command, env]
+    return files
 
 
 def tracked_files(root: Path = ROOT) -> list[str]:

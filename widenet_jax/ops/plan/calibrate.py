@@ -18,12 +18,13 @@ from widenet_jax.config.imports import PACKAGE
 from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.hlo import Module, parse
-from widenet_jax.ops.plan.pricing import price_module
+from widenet_jax.ops.plan.pricing import TIMES, price_module, totals
 from widenet_jax.ops.plan.schedule import Schedules
 from widenet_jax.ops.plan.topology import parse_topology
 from widenet_jax.run.figures import PALETTE, save, subplots
 from widenet_jax.run.tables import table_of
 
+KEPT = ("name", "tpu", "timed", "source", "note", "outside")  # of a measurement, beside its price
 MEASUREMENTS = PACKAGE.parent / "scripts" / "compare" / "tpu_measurements.py"
 
 
@@ -82,9 +83,8 @@ def read_measurements(file: str, names: Sequence[str] | None) -> list[Measuremen
         raise BadInputError(f"--calibrate: there is no file {file}{hint}")
     rows = defined_in(file, "ROWS", flag="--calibrate")
     known = {row.name: None for row in rows}
-    for name in names or known:
-        if name not in known:
-            raise BadInputError(f"--rows {name}: {known_names(name, known)}")
+    for name in (name for name in names or () if name not in known):
+        raise BadInputError(f"--rows {name}: {known_names(name, known)}")
     return [row for row in rows if row.name in (names or known)]
 
 
@@ -92,7 +92,7 @@ def calibrate(row: Measurement, cache: Path, note: Callable[[str], None]) -> dic
     """Compiles and prices a row's programs."""
     compiler = TpuCompiler(parse_topology(row.tpu, field=row.name), cache=cache, note=note)
     mesh = Mesh(np.array(compiler.devices[: row.devices]), ("data",))
-    times = dict.fromkeys(("ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms"), 0.0)
+    times = dict.fromkeys(TIMES, 0.0)
     with jax.set_mesh(mesh):
         for weight, function, args in row.programs():
             step = compiler.compile_lowered(row.name, jax.jit(function).lower(*args))
@@ -100,13 +100,9 @@ def calibrate(row: Measurement, cache: Path, note: Callable[[str], None]) -> dic
                 raise BadInputError(f"--rows {row.name}: it does not fit a device of {row.tpu}")
             module = parse(step.hlo)
             schedules = step.schedules | kernels_computing(module, step.schedules, row.computed)
-            for price in price_module(module, schedules, compiler.topology):
-                for time in times:
-                    times[time] += weight * getattr(price, time)
-    found = {
-        key: getattr(row, key) for key in ("name", "tpu", "timed", "source", "note", "outside")
-    }
-    found |= {"measured_ms": row.ms, **times}
+            for time, ms in totals(price_module(module, schedules, compiler.topology)).items():
+                times[time] += weight * ms
+    found = {name: getattr(row, name) for name in KEPT} | {"measured_ms": row.ms} | times
     found["apart_ms"] = times["serial_ms"] + times["collective_ms"]
     for ratio, time in (("ratio", "ms"), ("apart_ratio", "apart_ms"), ("old", "estimate_ms")):
         found[ratio] = found[time] / row.ms
@@ -129,21 +125,18 @@ def kernels_computing(module: Module, schedules: Schedules, share: float) -> Sch
 def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Formats the rows as a Markdown table, and the band of each generation below it."""
 
-    def number(name: str, spec: str) -> Callable[[Mapping[str, Any]], str]:
-        return lambda row: format(row[name], spec)
-
     columns = {
-        "workload": lambda row: row["name"],
-        "TPU": lambda row: row["tpu"],
-        "measured ms": number("measured_ms", ".4g"),
-        "predicted ms": number("ms", ".4g"),
-        "without overlap": number("apart_ms", ".4g"),
-        "ratio": number("ratio", ".2f"),
-        "ratio without overlap": number("apart_ratio", ".2f"),
-        "ratio by estimate": number("old", ".2f"),
-        "timed": lambda row: row["timed"],
+        "workload": "{name}",
+        "TPU": "{tpu}",
+        "measured ms": "{measured_ms:.4g}",
+        "predicted ms": "{ms:.4g}",
+        "without overlap": "{apart_ms:.4g}",
+        "ratio": "{ratio:.2f}",
+        "ratio without overlap": "{apart_ratio:.2f}",
+        "ratio by estimate": "{old:.2f}",
+        "timed": "{timed}",
         "in band": lambda row: "no" if row["outside"] else "yes",
-        "source": lambda row: row["source"],
+        "source": "{source}",
         "note": lambda row: "; ".join(filter(None, (row["note"], row["outside"]))),
     }
     return "\n".join([table_of(columns, rows), "", *bands(rows)])
@@ -152,33 +145,30 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def bands(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a line for each generation and one for all: the span of predicted / measured."""
     kept = [row for row in rows if not row["outside"]]
-    lines = []
     generations = dict.fromkeys(row["tpu"].partition("-")[0] for row in kept)
+    lines = []
     for name in [*generations, "all"] if kept else []:
         some = [row for row in kept if name == "all" or row["tpu"].startswith(name)]
-        spans = [
-            f"{min(ratios):.2f} to {max(ratios):.2f}"
-            for ratios in ([row[key] for row in some] for key in ("ratio", "apart_ratio"))
-        ]
-        lines.append(
-            f"{name}: predicted / measured {spans[0]}, {spans[1]} without overlap "
-            f"({len(some)} rows)"
-        )
+        ratios = ([row[key] for row in some] for key in ("ratio", "apart_ratio"))
+        overlap, apart = (f"{min(of):.2f} to {max(of):.2f}" for of in ratios)
+        band = f"predicted / measured {overlap}, {apart} without overlap"
+        lines.append(f"{name}: {band} ({len(some)} rows)")
     return lines
 
 
 def draw(rows: Sequence[Mapping[str, Any]], out: str) -> None:
     """Draws predicted / measured, a line for each row from overlap to none; PNG."""
     figure, axis = subplots(size=(8, 1.5 + 0.3 * len(rows)))
-    names = [row["name"].replace("_", " ") + f" on {row['tpu']}" for row in rows]
-    names = [name + "*" * bool(row["outside"]) for name, row in zip(names, rows, strict=True)]
+    names = [
+        row["name"].replace("_", " ") + f" on {row['tpu']}" + "*" * bool(row["outside"])
+        for row in rows
+    ]
     places = range(len(rows), 0, -1)
     for place, row in zip(places, rows, strict=True):
         axis.plot([row["ratio"], row["apart_ratio"]], [place] * 2, color=PALETTE[0])
     marks = {"ratio": ("o", PALETTE[0], "by schedule"), "old": ("X", PALETTE[5], "by estimate")}
     for key, (marker, colour, label) in marks.items():
-        x = [row[key] for row in rows]
-        axis.plot(x, places, marker, color=colour, label=label)
+        axis.plot([row[key] for row in rows], places, marker, color=colour, label=label)
     axis.axvline(1, color="black", lw=1)
     axis.set(
         xscale="log", xlabel="predicted / measured\n(line: to no overlap; *: not part of the band)"

@@ -109,10 +109,8 @@ class TpuCompiler:
 
 def stored_step(fields: dict[str, Any]) -> CompiledStep:
     """Rebuilds a step from the JSON object of `dataclasses.asdict`."""
-    schedules = {
-        name: Schedule(*counts, tuple(seldom))
-        for name, (*counts, seldom) in fields.pop("schedules").items()
-    }
+    stored = fields.pop("schedules").items()
+    schedules = {name: Schedule(*counts, tuple(seldom)) for name, (*counts, seldom) in stored}
     return CompiledStep(**fields, schedules=schedules)
 
 
@@ -210,13 +208,8 @@ def fingerprint(lowered: Any, topology: Topology) -> str:
 
 def peak_bytes(memory: Any) -> float:
     """Sums arguments, results that do not alias an argument, temporaries and the program."""
-    return (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.generated_code_size_in_bytes
-    )
+    parts = ("argument", "output", "temp", "generated_code")
+    return sum(getattr(memory, f"{p}_size_in_bytes") for p in parts) - memory.alias_size_in_bytes
 
 
 def needed_bytes(message: str) -> float:

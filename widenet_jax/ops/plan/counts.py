@@ -19,7 +19,7 @@ from widenet_jax.nn.build import (
     parameter_shapes,
     traced_once,
 )
-from widenet_jax.nn.loop import Loop, places_of
+from widenet_jax.nn.loop import places_of
 from widenet_jax.ops.plan import printed
 from widenet_jax.param_names import split_block_part
 from widenet_jax.run.tables import text_table
@@ -35,6 +35,7 @@ def shapes(dtype: Any, **sizes: tuple[int, ...]) -> Shapes:
 
 
 INPUTS = shapes(jnp.float32, image=(1, 224, 224, 3))
+TOKENS = shapes(jnp.int32, tokens=(1, 8))
 TEXT_INPUTS = {
     **shapes(jnp.int32, tokens=(1, 512), token_types=(1, 512), mlm_positions=(1, 20)),
     **shapes(jnp.bool_, mask=(1, 512)),
@@ -52,10 +53,8 @@ def count_rows() -> Iterator[dict[str, Any]]:
       the counts of `count_text`, and at the language models.
     """
     with nn.intercept_methods(traced_once()):  # models have layers in common
-        for row in printed.PRETRAINING:
-            yield image_row(row, num_classes=1000, pre_logits=True)
-        for row in printed.FINETUNING:
-            yield image_row(row, num_classes=10, pre_logits=False)
+        yield from (image_row(of, 1000, pre_logits=True) for of in printed.PRETRAINING)
+        yield from (image_row(of, 10, pre_logits=False) for of in printed.FINETUNING)
         yield from map(text_row, printed.TEXT)
         yield from map(language_row, printed.LANGUAGE)
         yield from map(looped_row, printed.LOOPED)
@@ -72,17 +71,19 @@ def part_rows(config: ConfigDict, data: DataInfo) -> list[dict[str, Any]]:
     """
     task = build_task(config, data)
     model = build_model(config.model, **task.model_fields)
-    places, rows = places_of(model.steps()), []
+    places = places_of(model.steps())
+    found: dict[str, tuple[Any, list[int]]] = {}  # part -> its parameters and blocks
     for name, params in parameter_shapes(model, input_spec(task)).items():
         if isinstance(params, Mapping) and params.keys() & places.keys():
-            found = {part: (of, blocks_of(part, places)) for part, of in params.items()}
+            found |= {
+                f"{name}/{part}": (of, blocks_of(part, places)) for part, of in params.items()
+            }
         else:
-            found = {"": (params, [])}
-        rows += [
-            {"part": f"{name}/{part}".rstrip("/"), "params": count_parameters(of), "blocks": blocks}
-            for part, (of, blocks) in found.items()
-        ]
-    return rows
+            found[name] = params, []
+    return [
+        {"part": part, "params": count_parameters(of), "blocks": blocks}
+        for part, (of, blocks) in found.items()
+    ]
 
 
 def blocks_of(part: str, places: Mapping[str, list[int]]) -> list[int]:
@@ -101,45 +102,42 @@ def parts_table(name: str, rows: list[dict[str, Any]]) -> str:
     lines = [("part", "parameters", "runs in blocks")]
     for kind, parts in kinds.items():
         blocks = " ".join(str(block) for part in parts for block in part["blocks"])
-        several = len(parts) > 1
-        blocks += ", one in each" if several else ""
-        params = sum(part["params"] for part in parts)
-        lines.append((kind if several else parts[0]["part"], f"{params:,}", blocks))
+        params = f"{sum(part['params'] for part in parts):,}"
+        several = ", one in each" * (len(parts) > 1)
+        lines.append((kind if several else parts[0]["part"], params, blocks + several))
     total = sum(row["params"] for row in rows)
     return f"{name}: {total:,} parameters\n{text_table(lines)}"
 
 
 def row_of(
-    of: Any, tables: str, params: int, unrolled: int, *, millions: float | None, agrees: bool
+    of: Any, tables: str, counts: tuple[int, int], millions: float | None, agrees: bool
 ) -> dict[str, Any]:
     """Returns the fields that all rows have; `agrees` counts where a figure is printed."""
-    return {
-        **{"tables": tables, "model": of.model, "variant": of.variant},
-        **{"params": params, "params_unrolled": unrolled, "printed": millions},
-        "agrees": None if millions is None else agrees,
-    }
+    row = {"tables": tables, "model": of.model, "variant": of.variant, "params": counts[0]}
+    row |= {"params_unrolled": counts[1], "printed": millions}
+    return row | {"agrees": None if millions is None else agrees}
 
 
-def image_row(of: printed.Printed, *, num_classes: int, pre_logits: bool) -> dict[str, Any]:
+def count(model: nn.Module, inputs: Shapes) -> tuple[int, int]:
+    """Counts the parameters of a model, and of the same model without sharing."""
+    return count_parameters(parameter_shapes(model, inputs)), count_unrolled(model, inputs)
+
+
+def image_row(of: printed.Printed, num_classes: int, *, pre_logits: bool) -> dict[str, Any]:
     """Returns the row of an image model; a slip of the table has a note."""
-    model = build_model(
-        model_section(of.variant) | {"pre_logits": pre_logits}, num_classes=num_classes
-    )
-    params = count_parameters(parameter_shapes(model, INPUTS))
-    agrees = params // 10**6 == of.millions
-    unrolled = count_unrolled(model, INPUTS)
-    row = row_of(of, of.tables, params, unrolled, millions=of.millions, agrees=agrees)
+    section = model_section(of.variant) | {"pre_logits": pre_logits}
+    counts = count(build_model(section, num_classes=num_classes), INPUTS)
+    row = row_of(of, of.tables, counts, of.millions, counts[0] // 10**6 == of.millions)
     setting = "the setting that reproduces its other rows gives"
-    note = {"note": f"a slip of the table: {setting} {params / 1e6:.1f}M"} if of.slip else {}
+    note = {"note": f"a slip of the table: {setting} {counts[0] / 1e6:.1f}M"} if of.slip else {}
     return row | note
 
 
 def text_row(of: printed.PrintedText) -> dict[str, Any]:
     """Returns the row of a model of Table 2; its `params` are the backbone's and the pooler's."""
     counts = count_text(of.variant)
-    params, millions = counts["params"], of.millions
-    agrees = round(params / 1e6) == millions
-    row = row_of(of, "2", params, counts.pop("unrolled"), millions=millions, agrees=agrees)
+    params, unrolled = counts["params"], counts.pop("unrolled")
+    row = row_of(of, "2", (params, unrolled), of.millions, round(params / 1e6) == of.millions)
     note = (
         "encoder {encoder:,}, with embeddings and projection {with_embeddings:,}, with pooler "
         "{params:,}, with the heads of pretraining {with_heads:,}"
@@ -150,26 +148,21 @@ def text_row(of: printed.PrintedText) -> dict[str, Any]:
 def language_row(of: printed.PrintedCount) -> dict[str, Any]:
     """Returns the row of a language model; `note` says what is solved for equal parameters."""
     fields = model_section(of.variant)
-    depth = Loop.of(fields["loop"]).depth
-    inputs = shapes(jnp.int32, tokens=(1, 8), memory_length=(1,))
-    inputs |= shapes(jnp.float32, memory=(1, depth, 8, fields["embed_dim"]))
     model = build_model(fields, vocab_size=of.vocab_size)
+    inputs = TOKENS | shapes(jnp.int32, memory_length=(1,))
+    inputs |= shapes(jnp.float32, memory=(1, model.depth, 8, model.embed_dim))
     params = count_parameters(parameter_shapes(model, inputs))
-    theirs, figure = params + 2 * depth, of.params or 0
+    theirs, figure = params + 2 * model.depth, of.params or 0
     agrees = abs(theirs - figure) <= (0 if figure % 10_000 else 5000)
-    row = row_of(of, "sigma-MoE", params, params, millions=figure / 1e6 or None, agrees=agrees)
+    row = row_of(of, "sigma-MoE", (params, params), figure / 1e6 or None, agrees)
     return row | {"note": f"{sizes_text(fields)}; the paper has 2 scalars a block more: {theirs:,}"}
 
 
 def looped_row(of: printed.PrintedCount) -> dict[str, Any]:
     """Returns the row of a looped language model; the printed millions are rounded."""
-    model = build_model(model_section(of.variant), vocab_size=of.vocab_size)
-    inputs = shapes(jnp.int32, tokens=(1, 8))
-    params = count_parameters(parameter_shapes(model, inputs))
+    counts = count(build_model(model_section(of.variant), vocab_size=of.vocab_size), TOKENS)
     millions = of.params and of.params / 1e6
-    agrees = round(params / 1e6) == millions
-    unrolled = count_unrolled(model, inputs)
-    return row_of(of, of.tables, params, unrolled, millions=millions, agrees=agrees)
+    return row_of(of, of.tables, counts, millions, round(counts[0] / 1e6) == millions)
 
 
 def sizes_text(model: Mapping) -> str:
@@ -203,11 +196,10 @@ def count_text(variant: str) -> dict[str, int]:
 
 def counts_table(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yields a line for people for each of the rows of `count_rows`, after a header."""
-    yield f"{'tables':<12}{'model':<29}{'printed':>9}{'ours':>15}{'unrolled':>15}  variant"
+    line = "{:<12}{:<29}{:>9}{:>15}{:>15}  {}{}"
+    yield line.format("tables", "model", "printed", "ours", "unrolled", "variant", "")
     for row in rows:
-        printed = "-" if row["printed"] is None else f"{row['printed']:.6g}M"
+        figure = "-" if row["printed"] is None else f"{row['printed']:.6g}M"
         note = f"  ({row['note']})" if "note" in row else ""
-        yield (
-            f"{row['tables']:<12}{row['model']:<29}{printed:>9}{row['params']:>15,}"
-            f"{row['params_unrolled']:>15,}  {row['variant']}{note}"
-        )
+        counts = f"{row['params']:,}", f"{row['params_unrolled']:,}"
+        yield line.format(row["tables"], row["model"], figure, *counts, row["variant"], note)

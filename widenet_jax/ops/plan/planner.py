@@ -14,11 +14,10 @@ from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
-from widenet_jax.nn.loop import Loop
 from widenet_jax.nn.moe.layer import dispatch_methods
 from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.hlo import parse
-from widenet_jax.ops.plan.pricing import Price, price_module
+from widenet_jax.ops.plan.pricing import Price, price_module, totals
 from widenet_jax.ops.plan.topology import Topology
 from widenet_jax.specs import TaskSpec, resolve, task_spec
 from widenet_jax.typing import Shapes
@@ -81,9 +80,8 @@ def plan_run(
       BadInputError: the config contradicts itself, the data or the slice; libtpu is missing.
     """
     plan = plan_without_advice(name, config, data, tpu, price)
-    plan.figures["advice"] = (
-        None if plan.figures["fits"] else advise(plan.figures, config, data, tpu)
-    )
+    fits = plan.figures["fits"]
+    plan.figures["advice"] = None if fits else advise(plan.figures, config, data, tpu)
     return plan
 
 
@@ -111,6 +109,7 @@ def size_figures(config: ConfigDict, data: DataInfo, topology: Topology) -> dict
     task = build_task(config, data)
     model, inputs = build_model(config.model, **task.model_fields), input_spec(task)
     flops = train_flops(config.model, inputs, **task.model_fields)
+    sizes = {"batch_size": config.batch_size, "num_examples": data.num_examples}
     carry = task.carry_spec(config.batch_size).values()
     carried = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in carry)
     return {
@@ -126,12 +125,7 @@ def size_figures(config: ConfigDict, data: DataInfo, topology: Topology) -> dict
         "gflops_per_example": flops / 1e9,
         "dispatch": dispatch_methods(config.model, model.num_tokens(inputs), platform="tpu"),
         "limit_ms": 1e3 * flops * config.batch_size / topology.peak_flops,
-        "steps": to_steps(
-            config.duration,
-            field="config.duration",
-            batch_size=config.batch_size,
-            num_examples=data.num_examples,
-        ),
+        "steps": to_steps(config.duration, field="config.duration", **sizes),
     }
 
 
@@ -139,18 +133,17 @@ def time_figures(
     figures: Mapping[str, Any], prices: list[Price], topology: Topology, price: float | None
 ) -> dict[str, Any]:
     """Returns the figures that follow from the prices; None each without prices."""
-    step_ms = sum(price.ms for price in prices) or math.nan
-    guessed = sum(price.roofline_ms for price in prices)
+    sums = totals(prices)
+    step_ms, guessed = sums["ms"] or math.nan, sums["roofline_ms"]
     low, high = (step_ms + guessed * (factor - 1) for factor in (1 / GUESS, GUESS))
     seconds, cores = step_ms / 1e3, topology.num_cores
     hours = figures["steps"] * seconds / 3600
-    collective_ms = sum(price.collective_ms for price in prices)
     times = {
         "step_ms": step_ms,
-        "step_ms_range": [low / BAND[1], high / BAND[0] + collective_ms],
+        "step_ms_range": [low / BAND[1], high / BAND[0] + sums["collective_ms"]],
         "scheduled_share": 1 - guessed / step_ms,
-        "serial_ms": sum(price.serial_ms for price in prices),
-        "collective_ms": collective_ms,
+        "serial_ms": sums["serial_ms"],
+        "collective_ms": sums["collective_ms"],
         "collective_mb": sum(price.collective_bytes for price in prices) / 1e6,
         "examples_per_second_per_core": figures["batch_size"] / seconds / cores,
         "mfu": figures["limit_ms"] / step_ms,
@@ -169,7 +162,7 @@ def advise(
     `flags` are the first change that fits; None if none of `tried` does. Notes before each change
     why it is compiled.
     """
-    name, tried = figures["config"], []
+    name, tried, kept = figures["config"], [], ("hbm_peak_gib", "step_ms", "core_days")
     for change in changes(config, figures["hbm_peak_gib"] / figures["hbm_limit_gib"]):
         flags = [f"--config.{key}={value}" for key, value in change.items()]
         changed = ConfigDict(config.to_dict())
@@ -183,9 +176,8 @@ def advise(
             continue  # for example token groups that the smaller parts would split
         tried.append(text)
         if figures["fits"]:
-            found = {key: figures[key] for key in ("hbm_peak_gib", "step_ms", "core_days")}
-            return {"flags": flags, **found, "tried": tried}
-    return dict.fromkeys(("flags", "hbm_peak_gib", "step_ms", "core_days")) | {"tried": tried}
+            return {"flags": flags, **{key: figures[key] for key in kept}, "tried": tried}
+    return dict.fromkeys(("flags", *kept)) | {"tried": tried}
 
 
 def changes(config: ConfigDict, excess: float) -> list[dict[str, Any]]:
@@ -222,10 +214,9 @@ def data_info(config: ConfigDict, **given: int | None) -> DataInfo:
         windows = (numbers["num_tokens"] - 1) // config.data.max_length
         numbers["num_examples"] = windows // config.batch_size * config.batch_size
     needed = ["num_examples", *spec.sizes[1:]]
-    unknown = any(name not in numbers for name in needed)
-    if unknown and config.data.path and Path(config.data.path).exists():
-        return open_data(config).data_info
-    if unknown:
+    if any(name not in numbers for name in needed):
+        if config.data.path and Path(config.data.path).exists():
+            return open_data(config).data_info
         flags = " ".join(f"--{name}=N" for name in needed)
         raise BadInputError(
             f"the size of the set {set_name(config, spec)!r} is unknown; add {flags} "
@@ -271,8 +262,8 @@ def forward_flops(model: Mapping, inputs: Shapes, **model_fields: int | str) -> 
         name: attention + method(module.build_ffn(name), "forward_flops", f"ffn={name}")(*sizes)
         for name in names
     }
-    runs = Loop.of(module.loop).runs()
-    return outside + sum(n * blocks[name] for n, name in zip(runs, names, strict=True))
+    runs = zip(module.loop.runs(), names, strict=True)
+    return outside + sum(n * blocks[name] for n, name in runs)
 
 
 def method(part: nn.Module, name: str, field: str) -> Callable[..., int]:

@@ -29,6 +29,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from widenet_jax.ops.plan.hlo import Computation, Instruction, Module, array_bytes, root_of
@@ -65,11 +66,11 @@ RAGGED_DOT = re.compile(r"ragged-dot(?!-metadata)|ragged_dot|gmm")
 SENT = {
     "all-reduce": lambda size, n: 2 * size * (n - 1) / n,
     "reduce-scatter": lambda size, n: size * (n - 1),
-    **dict.fromkeys(
-        ("all-gather", "all-to-all", "ragged-all-to-all"), lambda size, n: size * (n - 1) / n
-    ),
-    **dict.fromkeys(("collective-broadcast", "collective-permute"), lambda size, n: size),
+    "all-gather": lambda size, n: size * (n - 1) / n,
+    "collective-permute": lambda size, n: size,
 }
+SENT |= dict.fromkeys(("all-to-all", "ragged-all-to-all"), SENT["all-gather"])
+SENT["collective-broadcast"] = SENT["collective-permute"]
 
 
 @dataclass(frozen=True)
@@ -234,20 +235,15 @@ def price_instruction(
         if channel and begun.setdefault(channel[1], instruction.name) != instruction.name:
             sent = 0.0
         ms = 1e3 * sent / (chip.ici * share_of_links(instruction, chip))
-        price = Price(
-            instruction, trips, compute, scheduled=True, estimate_ms=estimate,
-            collective_bytes=sent, collective_ms=ms,
-        )  # fmt: skip
+        times = {"estimate_ms": estimate, "collective_bytes": sent, "collective_ms": ms}
+        price = Price(instruction, trips, compute, scheduled=True, **times)
         return price if sent or compute else None
     operands = [home[name] for name in instruction.operands]
     transfer, copied = bool(ASYNC.fullmatch(opcode)), is_copy(instruction, module)
-    by_schedule = HBM_SHARE_OF_BANDWIDTH, hbm_bytes
+    by_schedule = HBM_SHARE_OF_BANDWIDTH, attrgetter("hbm_bytes")  # only what lies in HBM
     share, size = by_schedule if cycles or copied else (UNSCHEDULED_SHARE_OF_BANDWIDTH, all_bytes)
-    if (
-        not cycles
-        and opcode == "custom-call"
-        and RAGGED_DOT.search(f"{instruction.name} {instruction.op_name}")
-    ):
+    name = f"{instruction.name} {instruction.op_name}"
+    if not cycles and opcode == "custom-call" and RAGGED_DOT.search(name):
         flops = ragged_dot_flops(instruction, operands)
         compute = 1e3 * trips * flops / (RAGGED_DOT_SHARE_OF_PEAK * chip.peak_flops)
         share, size = by_schedule
@@ -344,16 +340,8 @@ def bytes_moved(
     inside = module.computations[instruction.called["calls"]]
     parameters = [i for i in inside.values() if i.opcode == "parameter"]
     parameters.sort(key=lambda i: int(re.search(r"parameter\((\d+)\)", i.text)[1]))
-    read = sum(
-        min(size, _read(parameter, inside))
-        for size, parameter in zip(sizes, parameters, strict=True)
-    )
-    return read + min(own, _written(inside))
-
-
-def hbm_bytes(instruction: Instruction) -> int:
-    """Returns the bytes of the result that lie in HBM."""
-    return instruction.hbm_bytes
+    read = [_read(parameter, inside) for parameter in parameters]
+    return sum(map(min, sizes, read)) + min(own, _written(inside))
 
 
 def all_bytes(instruction: Instruction) -> int:
@@ -417,6 +405,7 @@ PARTS = (
     ("head", r"head|pre_logits|pooler|mlm|order|classifier|span|output"),
     ("rest of the model", r"encoder|[A-Z]\w*"),  # the class of a model, such as VisionTransformer
 )
+TIMES = ("ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms")
 LOSS, OPTIMIZER, UNNAMED = "loss and mixup", "optimizer", "no scope"
 
 
@@ -432,15 +421,16 @@ def part_of(op_name: str) -> str:
     return OPTIMIZER if op_name.startswith("jit(") else UNNAMED
 
 
-def breakdown(prices: Iterable[Price]) -> dict[str, dict[str, float]]:
-    """Returns {part: {"ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms"}}.
+def totals(prices: Iterable[Price]) -> dict[str, float]:
+    """Returns {"ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms"}, summed."""
+    prices = list(prices)
+    return {time: sum(getattr(price, time) for price in prices) for time in TIMES}
 
-    The slowest part comes first.
-    """
-    times = ("ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms")
-    parts: dict[str, dict[str, float]] = {}
+
+def breakdown(prices: Iterable[Price]) -> dict[str, dict[str, float]]:
+    """Returns the totals of each part; the slowest part comes first."""
+    parts: dict[str, list[Price]] = {}
     for price in prices:
-        part = parts.setdefault(part_of(price.instruction.op_name), dict.fromkeys(times, 0.0))
-        for time in times:
-            part[time] += getattr(price, time)
-    return dict(sorted(parts.items(), key=lambda item: -item[1]["ms"]))
+        parts.setdefault(part_of(price.instruction.op_name), []).append(price)
+    summed = {name: totals(of) for name, of in parts.items()}
+    return dict(sorted(summed.items(), key=lambda item: -item[1]["ms"]))

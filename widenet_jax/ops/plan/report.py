@@ -35,33 +35,38 @@ def plan_rows(plan: Mapping[str, Any]) -> str:
         ("parameters, unique", f"{plan['params']:,}"),
         ("parameters, unrolled", f"{plan['params_unrolled']:,}"),
         ("training GFLOPs", f"{digits(plan['gflops_per_example'])} per example"),
+        ("dispatch", plan["dispatch"] and dispatch_text(plan["dispatch"])),
         ("memory per device", memory),
+        *(time_rows(plan) if plan["step_ms"] is not None else ()),
+        ("cost", plan["cost"] is not None and digits(plan["cost"], 2)),
+        ("change that fits", plan["advice"] and advice_text(plan["advice"])),
+        ("compile time", f"{plan['compile_seconds']:.0f} s"),
     ]
-    if plan["dispatch"]:
-        rows.insert(-1, ("dispatch", dispatch_text(plan["dispatch"])))
-    if plan["step_ms"] is not None:
-        share = plan["scheduled_share"]
-        low, high = plan["step_ms_range"]
-        priced = f"{digits(low)} to {digits(high)} by calibration, with collectives; "
-        priced += f"{share:.1%} by the compiler's schedules, {1 - share:.1%} guessed"
-        sent = digits(plan["collective_ms"])
-        sent += f" ms for {digits(plan['collective_mb'], 0)} MB per device"
-        length = f"{digits(plan['hours'])} hours, {digits(plan['core_days'])} core-days, "
-        least, most = (plan["core_days"] * ms / plan["step_ms"] for ms in (low, high))
-        length += f"{digits(least)} to {digits(most)} with the step's range"
-        rows += [
-            ("step", f"{digits(plan['step_ms'])} ms; {priced}"),
-            ("collectives, in addition", sent),
-            (f"{plan['unit']}/s per core", f"{plan['examples_per_second_per_core']:.1f}"),
-            ("MFU", f"{plan['mfu']:.1%} (at 100% a step takes {digits(plan['limit_ms'])} ms)"),
-            ("run", f"{plan['steps']:,} steps: {length}"),
-        ]
-    if plan["cost"] is not None:
-        rows.append(("cost", digits(plan["cost"], 2)))
-    if plan["advice"]:
-        rows.append(("change that fits", advice_text(plan["advice"])))
-    rows.append(("compile time", f"{plan['compile_seconds']:.0f} s"))
-    return text_table(rows)
+    return text_table([row for row in rows if row[1]])
+
+
+def time_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the rows of a plan whose step compiles into the memory."""
+    share, (low, high) = plan["scheduled_share"], plan["step_ms_range"]
+    least, most = (plan["core_days"] * ms / plan["step_ms"] for ms in (low, high))
+    step = (
+        f"{digits(plan['step_ms'])} ms; {digits(low)} to {digits(high)} by calibration, with "
+        f"collectives; {share:.1%} by the compiler's schedules, {1 - share:.1%} guessed"
+    )
+    sent = (
+        f"{digits(plan['collective_ms'])} ms for {digits(plan['collective_mb'], 0)} MB per device"
+    )
+    length = (
+        f"{plan['steps']:,} steps: {digits(plan['hours'])} hours, {digits(plan['core_days'])} "
+        f"core-days, {digits(least)} to {digits(most)} with the step's range"
+    )
+    return [
+        ("step", step),
+        ("collectives, in addition", sent),
+        (f"{plan['unit']}/s per core", f"{plan['examples_per_second_per_core']:.1f}"),
+        ("MFU", f"{plan['mfu']:.1%} (at 100% a step takes {digits(plan['limit_ms'])} ms)"),
+        ("run", length),
+    ]
 
 
 def advice_text(advice: Mapping[str, Any]) -> str:
@@ -77,34 +82,31 @@ def advice_text(advice: Mapping[str, Any]) -> str:
 def comparison(plans: Sequence[Mapping[str, Any]], paper: bool) -> str:
     """Formats several plans as a Markdown table; `paper` adds the core-days of Table 4."""
 
-    def number(name: str, spec: str) -> Callable[[Mapping[str, Any]], str]:
-        return lambda plan: "-" if plan[name] is None else format(plan[name], spec)
+    def timed(template: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda plan: "-" if plan["step_ms"] is None else template.format_map(plan)
 
     columns = {
-        "config": lambda plan: plan["config"],
+        "config": "{config}",
         "parameters": lambda plan: f"{plan['params'] / 1e6:.1f}M",
         "HBM GiB": lambda plan: (
             f"{plan['hbm_peak_gib']:.1f}{'' if plan['fits'] else ' (does not fit)'}"
         ),
-        "ms/step": number("step_ms", ".1f"),
-        "range": lambda plan: (
-            "{:.0f} to {:.0f}".format(*plan["step_ms_range"]) if plan["step_ms_range"] else "-"
-        ),
-        "at 100% MFU": number("limit_ms", ".1f"),
-        "without overlap": number("serial_ms", ".1f"),
-        "by schedule": number("scheduled_share", ".1%"),
-        "collectives ms": number("collective_ms", ".1f"),
-        "collectives MB": number("collective_mb", ",.0f"),
-        f"{plans[0]['unit']}/s/core": number("examples_per_second_per_core", ".1f"),
-        "MFU": number("mfu", ".1%"),
-        "core-days": number("core_days", ".1f"),
+        "ms/step": timed("{step_ms:.1f}"),
+        "range": timed("{step_ms_range[0]:.0f} to {step_ms_range[1]:.0f}"),
+        "at 100% MFU": "{limit_ms:.1f}",
+        "without overlap": timed("{serial_ms:.1f}"),
+        "by schedule": timed("{scheduled_share:.1%}"),
+        "collectives ms": timed("{collective_ms:.1f}"),
+        "collectives MB": timed("{collective_mb:,.0f}"),
+        f"{plans[0]['unit']}/s/core": timed("{examples_per_second_per_core:.1f}"),
+        "MFU": timed("{mfu:.1%}"),
+        "core-days": timed("{core_days:.1f}"),
     }
     if paper:
-        columns["paper"] = lambda plan: str(
-            PAPER_CORE_DAYS.get(plan["config"].partition(":")[2], "-")
-        )
+        days = PAPER_CORE_DAYS
+        columns["paper"] = lambda plan: str(days.get(plan["config"].partition(":")[2], "-"))
     if any(plan["cost"] is not None for plan in plans):
-        columns["cost"] = number("cost", ",.0f")
+        columns["cost"] = timed("{cost:,.0f}")
     notes = [f"{plan['config']}: {advice_text(plan['advice'])}" for plan in plans if plan["advice"]]
     return "\n".join([table_of(columns, plans), *([""] if notes else []), *notes])
 
@@ -118,29 +120,21 @@ def by_slice(plans: Sequence[Mapping[str, Any]]) -> str:
 
     def cell(config: str, topology: str) -> str:
         plan = found[config, topology]
-        if not plan["fits"]:
-            return "does not fit"
-        return "{step_ms:.1f}, {mfu:.1%}, {core_days:.1f}".format(**plan)
+        fits = "{step_ms:.1f}, {mfu:.1%}, {core_days:.1f}"
+        return fits.format_map(plan) if plan["fits"] else "does not fit"
 
-    columns = {"ms, MFU, core-days": lambda config: config}
-    for topology in dict.fromkeys(plan["topology"] for plan in plans):
-        columns[topology] = partial(cell, topology=topology)
-    return table_of(columns, dict.fromkeys(plan["config"] for plan in plans))
+    slices = dict.fromkeys(plan["topology"] for plan in plans)
+    columns = {name: partial(cell, topology=name) for name in slices}
+    configs = dict.fromkeys(plan["config"] for plan in plans)
+    return table_of({"ms, MFU, core-days": str} | columns, configs)
 
 
 def breakdown_table(parts: Mapping[str, Mapping[str, float]]) -> str:
     """Formats the parts of a step, slowest first."""
     total = sum(part["ms"] for part in parts.values())
-    names = {
-        "without overlap": "serial_ms",
-        "by estimate": "estimate_ms",
-        "guessed": "roofline_ms",
-        "collectives": "collective_ms",
-    }
+    names = ("without overlap", "by estimate", "guessed", "collectives")
     lines = [f"{'part':<20}{'ms':>9}{'share':>8}" + "".join(f"{name:>17}" for name in names)]
-    lines += [
-        f"{name:<20}{part['ms']:>9.2f}{part['ms'] / total:>8.1%}"
-        + "".join(f"{part[time]:>17.2f}" for time in names.values())
-        for name, part in parts.items()
-    ]
+    for name, (ms, *others) in ((name, part.values()) for name, part in parts.items()):
+        shown = "".join(f"{other:>17.2f}" for other in others)
+        lines.append(f"{name:<20}{ms:>9.2f}{ms / total:>8.1%}{shown}")
     return "\n".join(lines)

@@ -7,8 +7,11 @@ chip together in v4 and v5p, one core elsewhere.
 
 import math
 import re
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
+from pathlib import Path
 
 from widenet_jax.errors import BadInputError
 
@@ -21,6 +24,7 @@ class Chip:
     November 2026). The clock is the peak divided by the operations of the matrix units per cycle.
 
     Attributes:
+      name: of the generation.
       cores: TensorCores.
       devices: JAX devices; the two cores of a v4 or v5p chip form one device.
       name_counts: "cores" or "chips", the unit of the number in v3-256 or v5e-16.
@@ -34,9 +38,12 @@ class Chip:
         of it, not the share of a device: a ring passes through both cores of a chip in turn, so
         that each link carries the traffic of one core.
       hbm_limit: GiB per device that a program may use, from the compiler's out-of-memory message.
+      kinds: names by which JAX knows its devices, `device.device_kind`.
+      image: of the Cloud TPU virtual machine.
       config: the `chip_config_name` that libtpu needs; "" for its default.
     """
 
+    name: str
     cores: int
     devices: int
     name_counts: str
@@ -47,6 +54,8 @@ class Chip:
     clock: float
     ici: float
     hbm_limit: float
+    kinds: Sequence[str]
+    image: str
     config: str = ""
 
     @property
@@ -60,14 +69,9 @@ class Chip:
         return self.hbm / self.devices
 
 
-CHIPS = {
-    "v2": Chip(2, 2, "cores", 2, 256, 46e12, 700e9, 700e6, 248e9, 7.48),
-    "v3": Chip(2, 2, "cores", 2, 1024, 123e12, 900e9, 940e6, 332e9, 15.48),
-    "v4": Chip(2, 1, "cores", 3, 4096, 275e12, 1200e9, 1050e6, 268e9, 30.75, config="megacore"),
-    "v5p": Chip(2, 1, "cores", 3, 8960, 459e12, 2765e9, 1750e6, 600e9, 95.73),
-    "v5e": Chip(1, 1, "chips", 2, 256, 197e12, 819e9, 1500e6, 200e9, 15.75),
-    "v6e": Chip(1, 1, "chips", 2, 256, 918e12, 1638e9, 1750e6, 400e9, 31.24),
-}
+_FIGURES = tomllib.loads(Path(__file__).with_name("chips.toml").read_text())
+CHIPS = {name: Chip(name, **fields) for name, fields in _FIGURES["tpus"].items()}
+GPUS: dict[str, float] = _FIGURES["gpus"]  # parts of `device.device_kind` -> peak FLOP/s
 ALIASES = {"v5litepod": "v5e"}
 SLICE_EXAMPLES = "v3-256, v4-128, v5e-16, v5p-64, v6e-8, v3:8x16"
 
@@ -153,7 +157,7 @@ def parse_topology(text: str, *, field: str = "--topology") -> Topology:
     if match[2]:
         chips = chips_of(generation, int(match[2]), flag=f"{field}={text}")
         return Topology(text, generation, squarest(chips, chip.dimensions))
-    topology = Topology(text, generation, tuple(int(n) for n in match[3].split("x")))
+    topology = Topology(text, generation, tuple(map(int, match[3].split("x"))))
     if not 0 < topology.num_chips <= chip.pod:
         raise BadInputError(
             f"{field}={text}: a slice of {generation} has 1 to {chip.pod:,} chips, at least one "
@@ -172,9 +176,8 @@ def chips_of(generation: str, count: int, *, flag: str) -> int:
     per_chip = chip.cores if chip.name_counts == "cores" else 1
     chips, rest = divmod(count, per_chip)
     if chip.dimensions == 3:
-        step = 4 * per_chip
-        sizes = f"multiples of {step} {chip.name_counts} (whole hosts of four chips)"
-        offered = count > 0 and count % step == 0
+        sizes = f"multiples of {4 * per_chip} {chip.name_counts} (whole hosts of four chips)"
+        offered = not rest and chips > 0 and chips % 4 == 0
     else:
         smallest = 1 if per_chip == 1 else 4
         sizes = f"powers of two of at least {smallest * per_chip} {chip.name_counts}"

@@ -66,14 +66,20 @@ def merge(parts: Iterable[Settings]) -> Settings:
     return merged
 
 
+def split_axis(text: str, flag: str, form: str) -> tuple[str, str]:
+    """Splits "FIELD=VALUES" of a flag at the equals sign; `form` is what a mistake should be."""
+    name, equals, values = text.partition("=")
+    if not (field_name(name) and equals and values):
+        raise BadInputError(f"{flag} {text!r}: write {form}")
+    return field_name(name), values
+
+
 def parse_axis(text: str, flag: str) -> list[Settings]:
     """Parses --sweep and --zip: "seed=0,1" -> [{"seed": "0"}, {"seed": "1"}].
 
     Values stay text; the config decides about their types.
     """
-    name, equals, values = text.partition("=")
-    if not (name and equals and values):
-        raise BadInputError(f"{flag} {text!r}: write it as FIELD=VALUE,VALUE as in seed=0,1,2")
+    name, values = split_axis(text, flag, "it as FIELD=VALUE,VALUE as in seed=0,1,2")
     return sweep(name, parse_values(values))
 
 

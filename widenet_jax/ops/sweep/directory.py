@@ -136,6 +136,25 @@ def locked(path: Path) -> IO | None:
     return None
 
 
+def changed_since(trial: Trial, directory: Directory) -> dict[str, str]:
+    """Returns the fields in which a finished trial ran with another config than it would now.
+
+    Swept fields are part of the trial's name, except the directory of a backbone, and are left out.
+    """
+    workdir = directory.workdir(trial)
+    place = absolute(workdir)
+    if directory.result(trial) is None or not (place / "config.json").exists():
+        return {}
+    from widenet_jax.run.workdir import changed_fields  # imports JAX
+
+    try:
+        config = set_fields(load_config(trial.config), trial.fields())
+    except BadInputError:  # the model that it started from may be gone: by the trial's own copy
+        config = set_fields(load_config(trial.config), trial.fields(), workdir=workdir)
+    changed = changed_fields(place, config)
+    return {key: text for key, text in changed.items() if key not in trial.settings}
+
+
 def check_finished(trials: Iterable[Trial], directory: Directory) -> None:
     """Raises BadInputError where a finished trial ran with another config than it would now.
 
@@ -143,20 +162,9 @@ def check_finished(trials: Iterable[Trial], directory: Directory) -> None:
     A trial that is not finished refuses to resume.
     """
     for trial in trials:
-        workdir = directory.workdir(trial)
-        stored = absolute(workdir) / "config.json"
-        if directory.result(trial) is None or not stored.exists():
-            continue
-        from widenet_jax.run.workdir import changed_fields, list_changes  # imports JAX
+        if changed := changed_since(trial, directory):
+            from widenet_jax.run.workdir import list_changes
 
-        try:
-            config = set_fields(load_config(trial.config), trial.fields())
-        except BadInputError:  # the model that it started from may be gone: by the trial's own copy
-            config = set_fields(load_config(trial.config), trial.fields(), workdir=workdir)
-        changed = changed_fields(stored, config)
-        # Swept fields are part of the trial's name, except the directory of a backbone.
-        changed = {key: text for key, text in changed.items() if key not in trial.settings}
-        if changed:
             raise BadInputError(
                 f"--workdir={directory.path}: {trial.name} is finished, and ran with another "
                 f"config ({list_changes(changed)}); name a new --workdir, or undo that change to "

@@ -12,18 +12,11 @@ from matplotlib.axes import Axes
 
 from widenet_jax.data.labelled import names_text
 from widenet_jax.files import write_text
+from widenet_jax.ops.sweep import seeds
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status
 from widenet_jax.run.figures import PALETTE, draw_learning_curves, save, subplots
-from widenet_jax.run.intervals import (
-    SIGNIFICANT,
-    Interval,
-    accuracy_interval,
-    holm,
-    mean_over_seeds,
-    no_interval,
-    p_of,
-)
+from widenet_jax.run.intervals import accuracy_interval
 from widenet_jax.run.tables import csv_text, text_table
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
@@ -45,22 +38,26 @@ class Results:
 
     Attributes:
       fields: fields that at least one trial sets, the variant first.
+      others: these without the seed; their values are a setting.
       metric: "test_accuracy", or another primary metric of result.json.
       shown_metric: the same with the split that was evaluated: "valid_accuracy".
       progress: column of the last evaluation of trials that are not done.
-      rows: a dict for each trial, the best first and those without a result last: trial, every
-        swept field, status, every number and text of result.json (`metric` and params_sha256 among
-        them), `progress`, exit_code, message, workdir.
+      listed: a dict for each trial: trial, every swept field, status, every number and text of
+        result.json (`metric`, params_sha256, ...), `progress`, exit_code, message, workdir.
+      rows: these, the best first and those without a result last.
+      done: these of the trials that are done.
     """
 
     def __init__(self, outcomes: Sequence[Outcome], directory: Directory):
         self.outcomes, self.directory = outcomes, directory
         fields = {name for outcome in outcomes for name in outcome.trial.settings}
         self.fields = sorted(fields, key=lambda name: (name != VARIANT, name))
+        self.others = [name for name in self.fields if name != SEED]
         self.primary_metric = outcomes[0].trial.primary_metric()
         self.metric = f"test_{self.primary_metric.name}"
         self.progress = f"last_eval_{self.primary_metric.name}"
-        self.rows = self.best_first([self.row_of(outcome) for outcome in outcomes], self.metric)
+        self.listed = [self.row_of(outcome) for outcome in outcomes]
+        self.rows = self.best_first(self.listed, self.metric)
         self.done = [row for row in self.rows if row["status"] == Status.DONE]
         splits = {str(row.get("split", "test")).partition("[")[0] for row in self.done}
         split = splits.pop() if len(splits) == 1 else "test"
@@ -81,25 +78,28 @@ class Results:
         sign = -1 if self.primary_metric.higher_is_better else 1
         return sorted(rows, key=lambda row: (row.get(name) is None, sign * (row.get(name) or 0)))
 
+    def by_setting(self, rows: Sequence[dict]) -> dict[tuple, dict[Any, float]]:
+        """Returns setting -> seed -> metric of finished rows; {} where seeds are not swept."""
+        found: dict[tuple, dict[Any, float]] = {}
+        for row in rows if SEED in self.fields else ():
+            of = found.setdefault(tuple(map(row.get, self.others)), {})
+            if row["status"] == Status.DONE:
+                of[row.get(SEED)] = row[self.metric]
+        return found
+
     def over_seeds(self) -> list[dict[str, Any]]:
         """Averages the primary metric over seeds.
 
         Returns:
-          A row for each setting of the other fields, the best first: those fields, the number of
-          finished `seeds`, `mean`, `std` by n - 1 (None for a single seed), and the mean's
-          `interval` (None unless the seeds vary). Empty where seeds are not swept.
+          A row for each setting, the best first: its fields, the number of finished `seeds`,
+          `mean`, `std` by n - 1 (None for a single seed), and the mean's `interval` (None unless
+          the seeds vary). Empty where seeds are not swept.
         """
-        others = [name for name in self.fields if name != SEED]
-        groups: dict[tuple, list[float]] = {}
-        for row in self.done if SEED in self.fields else ():
-            key = tuple(row.get(name) for name in others)
-            groups.setdefault(key, []).append(row[self.metric])
         means = []
-        for key, values in groups.items():
-            row = dict(zip(others, key, strict=True))
+        for setting, by_seed in self.by_setting(self.done).items():
+            row, values = dict(zip(self.others, setting, strict=True)), [*by_seed.values()]
             row |= {"seeds": len(values), "mean": statistics.fmean(values)}
-            row["std"] = statistics.stdev(values) if len(values) > 1 else None
-            row["interval"] = mean_over_seeds(values)
+            row |= {"std": seeds.std_of(values), "interval": seeds.mean_over_seeds(values)}
             means.append(row)
         return self.best_first(means, "mean")
 
@@ -111,24 +111,15 @@ class Results:
           `difference`, its 95% `interval`, and `p` of a t-test against 0, corrected for the number
           of rows (Holm); both None where all seeds differ alike. Empty without two seeds in common.
         """
-        others = [name for name in self.fields if name != SEED]
-        groups: dict[tuple, dict[Any, float]] = {}
-        for outcome in self.outcomes if SEED in self.fields else ():
-            settings = outcome.trial.settings
-            of = groups.setdefault(tuple(settings.get(name) for name in others), {})
-            if outcome.status == Status.DONE:
-                of[settings.get(SEED)] = outcome.result[self.metric]
-        rows, tests = [], []
-        first = next(iter(groups.values()), {})
-        for key, values in list(groups.items())[1:]:
-            found = [values[seed] - first[seed] for seed in values.keys() & first.keys()]
-            if len(found) > 1:
-                row = {"seeds": len(found), "difference": statistics.fmean(found)}
-                row |= {"interval": mean_over_seeds(found)}
-                rows.append(dict(zip(others, key, strict=True)) | row)
-                tests.append(p_of(found, 0.0, "two-sided"))
-        found = (None if math.isnan(p) else p for p in holm(tests))
-        return [row | {"p": p} for row, p in zip(rows, found, strict=True)]
+        first, *rest = self.by_setting(self.listed).items() or [((), {})]
+        pairs = {setting: seeds.paired([by_seed], [first[1]]) for setting, by_seed in rest}
+        found = seeds.compare({name: of for name, of in pairs.items() if len(of) > 1})
+        return [
+            dict(zip(self.others, one.label, strict=True))
+            | {"seeds": len(one.values), "difference": one.mean, "interval": one.interval}
+            | {"p": None if math.isnan(one.p) else one.p}
+            for one in found
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything as one JSON object."""
@@ -154,7 +145,7 @@ class Results:
         first, *others = [one["mean"] for one in means] or [one[self.metric] for one in self.done]
         equal = (means or self.done)[1 : 1 + others.count(first)]
         if means:
-            fields = {name: means[0][name] for name in self.fields if name != SEED}
+            fields = {name: means[0][name] for name in self.others}
             setting = {"setting": fields} | {name: means[0][name] for name in ("seeds", "mean")}
             row = next(one for one in self.done if all(one.get(k) == v for k, v in fields.items()))
         trial = next(one.trial for one in self.outcomes if one.trial.name == row["trial"])
@@ -164,13 +155,11 @@ class Results:
 
     def setting_text(self, row: Mapping[str, Any]) -> str:
         """Returns the fields of a row but the seed: "optimizer.name=lamb, model.mlp_dim=64"."""
-        return ", ".join(f"{name}={cell(row.get(name))}" for name in self.fields if name != SEED)
+        return ", ".join(f"{name}={cell(row.get(name))}" for name in self.others)
 
     def chosen_on_test(self) -> str:
         """Returns a warning where several settings were compared on a test split; "" elsewhere."""
-        settings = {
-            tuple(row.get(name) for name in self.fields if name != SEED) for row in self.done
-        }
+        settings = {tuple(map(row.get, self.others)) for row in self.done}
         splits = {str(row.get("split", "")) for row in self.done}
         if len(settings) < 2 or not any(split.startswith("test") for split in splits):
             return ""
@@ -184,17 +173,17 @@ class Results:
         """Returns tables for people, their directory and the command of the best trial."""
         parts = [self.trial_table()]
         if means := self.over_seeds():
+            columns = [name for name in means[0] if name != "interval"]
             rows = [row | {LEVEL: over_seeds_text(row)} for row in means]
-            columns = [name for name in rows[0] if name != "interval"]
-            parts.append("over seeds\n" + table(rows, columns))
+            parts.append("over seeds\n" + table(rows, [*columns, LEVEL]))
         if found := self.differences():
             rows = [row | {LEVEL: over_seeds_text(row), "": self.verdict(row)} for row in found]
             columns = [name for name in [*found[0], LEVEL] if name not in ("interval", "p")]
             first = self.setting_text(self.outcomes[0].trial.settings)
-            title = f"differences from {first}, paired by seed (p: t-test, by Holm for "
-            higher = self.primary_metric.higher_is_better
-            title += (
-                f"all rows; 95%: of each row alone); {'higher' if higher else 'lower'} is better\n"
+            better = "higher" if self.primary_metric.higher_is_better else "lower"
+            title = (
+                f"differences from {first}, paired by seed (p: t-test, by Holm for all rows; "
+                f"95%: of each row alone); {better} is better\n"
             )
             parts.append(title + table(rows, [*columns, "p", ""]))
         parts += [
@@ -222,15 +211,13 @@ class Results:
         """Says what a row of `differences` shows; "" where it has no test."""
         if row["p"] is None:
             return ""
-        if row["p"] >= SIGNIFICANT:
-            return "undecided"
-        better = self.primary_metric.better(row["difference"], 0.0)
-        return "better" if better else "worse"
+        sign = math.copysign(row["p"] < seeds.SIGNIFICANT, row["difference"])
+        return seeds.judged(int(sign), higher_is_better=self.primary_metric.higher_is_better)
 
     def trial_table(self) -> str:
         """Returns a row for each trial; an accuracy has its interval over the examples."""
-        accuracy = self.metric == "test_accuracy"
-        intervals = [ends(accuracy_interval(row)) if accuracy else "" for row in self.rows]
+        known = [accuracy_interval(row) for row in self.rows if self.metric == "test_accuracy"]
+        intervals = [" to ".join(map(cell, of or ())) for of in known or [None] * len(self.rows)]
         columns = ["trial", *self.fields, "status", self.metric, LEVEL, "params"]
         if not any(intervals):
             columns.remove(LEVEL)
@@ -248,8 +235,7 @@ class Results:
             return
         under_way = [row for row in self.rows if row[self.progress] is not None]
         curves = (self.done + under_way)[:MOST_CURVES]
-        others = [name for name in self.fields if name != SEED]
-        shown = others or self.fields  # seeds of one setting are one curve
+        shown = self.others or self.fields  # seeds of one setting are one curve
         names = [
             ", ".join(f"{name.split('.')[-1]}={cell(row.get(name))}" for name in shown)
             for row in curves
@@ -258,8 +244,8 @@ class Results:
         workdirs, metric = [row["workdir"] for row in curves], self.primary_metric.name
         draw_learning_curves(workdirs, curves_file, metric=metric, names=names, splits=("eval",))
         if self.fields:
-            of = self.done, shown, self.metric, axes_file, self.bars()
-            draw_against(*of, label=self.shown_metric)
+            label = self.shown_metric
+            draw_against(self.done, shown, self.metric, axes_file, self.bars(), label=label)
 
     def bars(self) -> list[dict[str, Any]]:
         """Returns the rows whose intervals are drawn: of means over seeds, else of accuracies."""
@@ -284,14 +270,9 @@ def cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def ends(interval: Interval | None) -> str:
-    """Formats an interval."""
-    return " to ".join(map(cell, interval)) if interval else ""
-
-
 def over_seeds_text(row: Mapping[str, Any]) -> str:
     """Formats the interval of a row with `seeds`, or says why it has none."""
-    return ends(row["interval"]) or no_interval(row["seeds"])
+    return seeds.interval_text(row["interval"], row["seeds"], cell)
 
 
 def draw_against(

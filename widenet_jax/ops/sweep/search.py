@@ -16,7 +16,7 @@ from typing import Any
 from widenet_jax.config.parser import Options
 from widenet_jax.errors import BadInputError, require
 from widenet_jax.files import write_json
-from widenet_jax.ops.sweep.axes import Settings, field_name, parse_values
+from widenet_jax.ops.sweep.axes import Settings, parse_values, split_axis
 from widenet_jax.ops.sweep.directory import Directory, locked
 from widenet_jax.ops.sweep.runner import Listed
 from widenet_jax.ops.sweep.trials import Outcome, Status, Trial, make
@@ -39,10 +39,7 @@ def parse_space(texts: Sequence[str]) -> Space:
     distributions = require("optuna", **NEEDED).distributions
     space: dict[str, Any] = {}
     for text in texts:
-        name, equals, values = text.partition("=")
-        name = field_name(name)
-        if not (name and equals and values):
-            raise BadInputError(f"--space {text!r}: write FIELD=log:LOW:HIGH or FIELD=VALUE,VALUE")
+        name, values = split_axis(text, "--space", "FIELD=log:LOW:HIGH or FIELD=VALUE,VALUE")
         if name in space:
             raise BadInputError(f"--space {text!r}: {name} already has a space; keep one of them")
         kind, *ends = values.split(":")
@@ -53,14 +50,14 @@ def parse_space(texts: Sequence[str]) -> Space:
             low, high = map(int if kind == "int" else float, ends)
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
                 raise ValueError("the first number must be below the second")
-            if kind == "int":
-                space[name] = distributions.IntDistribution(low, high)
-            else:
-                space[name] = distributions.FloatDistribution(low, high, log=kind == "log")
         except ValueError as error:
             raise BadInputError(
                 f"--space {text!r}: {error}; give two numbers, as in {kind}:1:8"
             ) from None
+        if kind == "int":
+            space[name] = distributions.IntDistribution(low, high)
+        else:
+            space[name] = distributions.FloatDistribution(low, high, log=kind == "log")
     return space
 
 
@@ -113,7 +110,7 @@ class Search(Listed):
                 f"({stored['space']}); name a new --workdir, or repeat it to resume"
             )
         self.proposed = stored.get("proposed", [])
-        self.trials = [self.trial_of(number, one) for number, one in enumerate(self.proposed)]
+        self.trials = [self.trial_of(*one) for one in enumerate(self.proposed)]
         self.running: dict[str, Any] = {}  # Optuna's trial, by name
         self.study = self.optuna.create_study(
             study_name="search",  # Hyperband's brackets follow from the name
@@ -178,10 +175,10 @@ class Search(Listed):
         """Reports new evaluations to Optuna, and tells whether to end the trial early."""
         if not self.options.prune:
             return False
-        asked, values = self.running[trial.name], self.evaluations(trial)
+        asked = self.running[trial.name]
         reported = self.study.get_trials(deepcopy=False)[asked.number].intermediate_values
-        for step in range(len(reported) + 1, len(values) + 1):
-            asked.report(values[step - 1], step)
+        for step, value in [*enumerate(self.evaluations(trial), 1)][len(reported) :]:
+            asked.report(value, step)
             if asked.should_prune():
                 return True
         return False
@@ -195,9 +192,8 @@ class Search(Listed):
         super().tell(outcome)
         if outcome.status in STATES:
             state = self.optuna.trial.TrialState[STATES[outcome.status]]
-            self.study.tell(
-                self.running.pop(outcome.trial.name), outcome.result.get(self.metric), state=state
-            )
+            asked = self.running.pop(outcome.trial.name)
+            self.study.tell(asked, outcome.result.get(self.metric), state=state)
 
     def close(self) -> None:
         self.lock.close()

@@ -10,6 +10,7 @@ from typing import Any
 from widenet_jax.config.files import configs_module
 from widenet_jax.config.names import ACTIVATIONS, activation_of
 from widenet_jax.errors import BadInputError
+from widenet_jax.nn.loop_settings import parse_loop
 
 # Their numbers: our field of the same value (or None), and the defaults of `BertConfig` and
 # `AlbertConfig` for files that leave it out (None: it has no such field).
@@ -159,10 +160,10 @@ def kind_out(model: Mapping[str, Any]) -> tuple[str, bool]:
 
 def steps_of(model: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
     """Returns the scopes of the parameters of each block's parts, for a `config.model`."""
-    from widenet_jax.nn.loop import Loop  # with JAX, which a config is read without
+    from widenet_jax.nn.loop import steps_of  # with JAX, which a config is read without
 
-    loop = Loop.of(model["loop"])
-    return [step.scopes for step in loop.steps([model["ffn"]] * loop.depth, 1)]
+    loop = parse_loop(model["loop"])
+    return [step.scopes for step in steps_of(loop, [model["ffn"]] * loop.depth)]
 
 
 def huggingface_config(

@@ -1,0 +1,153 @@
+"""What all ways to run a stack of blocks share: inputs, parts, the start of a core, joined aux."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from widenet_jax.nn.block_settings import DTYPES, NORMS, BlockSettings
+from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.nn.loop import Step
+from widenet_jax.typing import Array, Aux
+
+Outputs = tuple[Array, Aux, Array | None]  # x, aux and the next memory
+NOISE_STD = math.sqrt(2 / 5)  # of a state that starts as noise (arXiv:2502.05171)
+# The names of the norms before and after a branch, by `norm_position`; "" for none.
+NORM_PLACES = {
+    "pre": ("norm_{}", ""),
+    "post": ("", "norm_{}"),
+    "sandwich": ("norm_{}", "norm_{}_out"),
+    "peri": ("norm_{}", ""),
+}
+
+
+class Inputs(NamedTuple):
+    """What a stack is called with beside the state and the memory.
+
+    Attributes:
+      seen: which other tokens attention sees: mask and segment_ids, or memory_length.
+      mask: [B, T] True for real tokens.
+      train: with dropout and routing noise.
+      loops: int32: how often groups loop; None: as the core says.
+      entry: [B, T, D] the state before the core, in the core.
+      loop_numbers: [steps] int32, for a piece of the core.
+    """
+
+    seen: dict
+    mask: Array | None
+    train: bool
+    loops: Array | None = None
+    entry: Array | None = None
+    loop_numbers: Array | None = None
+
+
+class Parts:
+    """The parts of a stack that its steps have used.
+
+    Args:
+      stack: the module whose submodules they are, while it is being called.
+    """
+
+    def __init__(self, stack: BlockSettings):
+        self._stack, self._dtype = stack, DTYPES[stack.dtype]
+        self._built: dict[str, nn.Module] = {}
+        self._ran: set[str | None] = set()
+
+    def of(self, step: Step) -> tuple[nn.Module, nn.Module, nn.Module | None]:
+        """Returns a step's attention, its ffn, and its router where that stands apart."""
+        stack, scopes, router = self._stack, dict(step.scopes), None
+        attention = self._get(scopes["attention"], stack.build_attention)
+        ffn = self._get(scopes["ffn"], partial(stack.build_ffn, step.ffn))
+        if "router" in scopes:
+            build = partial(stack.build_ffn(step.ffn).build_router, parent=stack)
+            router = self._get(scopes["router"], build)
+        return attention, ffn, router
+
+    def begin(self, step: Step, loop: Array | int, x: Array, entry: Array | None) -> Array:
+        """Returns the state with which a step begins: also what enters it as its loop begins."""
+        if step.begins is None:
+            return x
+        from widenet_jax.nn.loop_modules import LoopStart  # most models do without
+
+        settings = self._stack.loop
+        vectors = settings.core[step.begins][1] if settings.embed else 0
+        build = partial(LoopStart, settings.inject, vectors, self._dtype)
+        return self._get(f"core_{step.begins}_start", build)(x, entry, loop)
+
+    def end(self, step: Step, x: Array) -> Array:
+        """Returns the state with which a step ends: normed where its loop ends with a norm."""
+        return x if step.ends is None else self.norm(f"core_{step.ends}_norm_state")(x)
+
+    def due(self, *parts: nn.Module | None) -> bool:
+        """Returns whether parts must run together; initialising shared ones takes a single run."""
+        names = {part.name for part in parts if part}
+        done = self._stack.is_initializing() and names <= self._ran
+        self._ran |= names
+        return not done
+
+    def norm(self, scope: str) -> nn.Module:
+        """Returns a norm, whose statistics, scale and bias are float32."""
+        # One pass: the variance is E[x^2] - E[x]^2, which cancels where the mean is large against
+        # the deviation. A second pass is 1.6% of ViT-B's step on a TPU; see docs/NUMERICS.md.
+        build, epsilon = NORMS[self._stack.norm], self._stack.norm_epsilon
+        return self._get(scope, partial(build, epsilon=epsilon, dtype=self._dtype))
+
+    def normed(self, step: Step, loop: Array | int, name: str, branch: str, x: Array) -> Array:
+        """Applies the norm before or after a branch, modulated where norms know their loop.
+
+        Args:
+          step: with the norm's scope.
+          loop: k.
+          name: in `NORM_PLACES`; "" leaves x as it is.
+          branch: "attention" or "ffn".
+          x: [B, T, D].
+        """
+        if not name:
+            return x
+        scope, stack = dict(step.scopes)[name.format(branch)], self._stack
+        y = self.norm(scope)(x)
+        if not step.condition_loops:
+            return y
+        from widenet_jax.nn.loop_modules import Condition  # most models do without
+
+        sees_state, init = stack.loop.condition == "index_state", KernelInit(stack.kernel_init)
+        build = partial(Condition, step.condition_loops, sees_state, init, self._dtype)
+        return self._get(f"{scope}_condition", build)(y, loop)
+
+    def _get(self, scope: str, build: Callable[..., nn.Module]) -> nn.Module:
+        if scope not in self._built:
+            self._built[scope] = build(name=scope)
+        return self._built[scope]
+
+
+def begin_core(stack: BlockSettings, x: Array, *, train: bool) -> Array:
+    """Returns the state with which the core of a stack begins, given the state before it.
+
+    Noise in training is of the random stream "router".
+    """
+    if stack.loop.start != "noise":
+        return x if stack.loop.start == "prelude" else jnp.zeros_like(x)
+    drawn = train and stack.has_rng("router")
+    key = stack.make_rng("router") if drawn else jax.random.key(0)
+    # In evaluation of each example alike, wherever it stands in a batch.
+    shape = x.shape if drawn else x.shape[1:]
+    noise = NOISE_STD * jax.random.truncated_normal(key, -3.0, 3.0, shape)
+    return jnp.broadcast_to(noise, x.shape).astype(x.dtype)
+
+
+def over_operations(join: Callable, auxes: list[Aux]) -> Aux:
+    """Joins the aux of several operations; each loss and sum over the operations that have it."""
+    auxes = [aux for aux in auxes if aux]
+    if not auxes:
+        return {}
+
+    def by_name(field: str) -> dict[str, Array]:
+        names = dict.fromkeys(name for aux in auxes for name in aux[field])
+        return {name: join([x[field][name] for x in auxes if name in x[field]]) for name in names}
+
+    loss = join([aux["loss"] for aux in auxes])
+    return {"loss": loss, "losses": by_name("losses"), "sums": by_name("sums")}

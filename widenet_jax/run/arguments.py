@@ -1,0 +1,24 @@
+"""The arguments of `widenet_jax.train`; `data.foreign` tries the examples that it is given."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from widenet_jax.errors import raise_first
+
+
+def check_arguments(config: Any, on_evaluation: Any) -> None:
+    """Raises BadInputError for an argument that `widenet_jax.train` cannot take."""
+    raise_first(_wrong_with(config, on_evaluation))
+
+
+def _wrong_with(config: Any, on_evaluation: Any) -> Iterator[str]:
+    if not isinstance(config, str | ConfigDict):
+        kind = type(config).__name__
+        yield f"config is {kind}; give a ConfigDict, or a file as configs/digits.py"
+    try:
+        inspect.signature(on_evaluation).bind(0, {})
+    except (TypeError, ValueError) as error:
+        yield f"on_evaluation takes a step and metrics: {error}"
