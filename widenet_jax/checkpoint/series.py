@@ -35,6 +35,10 @@ FORMAT_VERSION = 1
 UNFINISHED = ".orbax-checkpoint-tmp"
 NONE = -1  # no step
 FEW_INODES = 100  # a checkpoint has dozens of files
+OTHER_MODEL = (
+    "holds a different model from the one in the config; use a new --workdir, or the config that "
+    "trained the checkpoint"
+)
 
 
 class CannotWriteError(RunFailedError):
@@ -212,22 +216,19 @@ class Series:
         """
         damaged: dict[int, str] = {}
         while (step := self._next_whole(damaged, only)) != NONE:
-            meta = self._read(step, meta=ocp.args.JsonRestore()).meta
-            check_format(meta, FORMAT_VERSION, place=self.directory / str(step))
+            path = self.directory / str(step)
+            meta = self._read(path, meta=ocp.args.JsonRestore()).meta
+            check_format(meta, FORMAT_VERSION, place=path)
             if meta["step"] != step:  # a copied or renamed directory
                 damaged[step] = f"holds step {meta['step']}, whose name it must have"
                 continue
-            problem = (
-                f"in {self.directory} holds a different model from the one in the config; use a "
-                "new --workdir, or the config that trained the checkpoint"
-            )
             other = fingerprint not in (None, meta["fingerprint"])
-            refuse_value(f"checkpoint {step}", (other, problem))
+            refuse_value(f"checkpoint {step} in {self.directory}", (other, OTHER_MODEL))
             args = {
-                name: ocp.args.StandardRestore(self._target(step, name, target))
+                name: ocp.args.StandardRestore(self._target(path / name, target))
                 for name, target in targets.items()
             }
-            items = dict(self._read(step, **args)) if args else {}
+            items = dict(self._read(path, **args)) if args else {}
             if not finite or all_finite(items):
                 self.step = step
                 return Restored(items, meta), damaged
@@ -266,25 +267,23 @@ class Series:
         """As `_next_whole`, on the first host."""
         for step in reversed(self.steps()):
             if only in (None, step) and step not in damaged:
-                with errors_of_reading(self.directory / str(step)):
-                    problem = damage(self.directory / str(step))
-                if problem is None:
-                    return step
+                path = self.directory / str(step)
+                with errors_of_reading(path):
+                    if not (problem := damage(path)):
+                        return step
                 damaged[step] = problem
         return NONE
 
-    def _read(self, step: int, **args: Any) -> Any:
-        path = self.directory / str(step)
+    def _read(self, path: epath.Path, **args: Any) -> Any:
         with errors_of_reading(path):
             return self.checkpointer.restore(path, args=ocp.args.Composite(**args))
 
-    def _target(self, step: int, item: str, target: PyTree) -> PyTree:
+    def _target(self, item: epath.Path, target: PyTree) -> PyTree:
         """Returns shapes with shardings to restore to: `target`, or the stored shapes with it."""
         if not isinstance(target, jax.sharding.Sharding):
             return jax.tree.map(ocp.utils.to_shape_dtype_struct, target)
-        path = self.directory / str(step)
-        with errors_of_reading(path), closing(ocp.StandardCheckpointer()) as reader:
-            stored = reader.metadata(path / item).item_metadata.tree
+        with errors_of_reading(item.parent), closing(ocp.StandardCheckpointer()) as reader:
+            stored = reader.metadata(item).item_metadata.tree
         shape = partial(jax.ShapeDtypeStruct, sharding=target)
         return jax.tree.map(lambda array: shape(array.shape, array.dtype), stored)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from widenet_jax.config.imports import place_of
+from widenet_jax.config.imports import errors_of_file
 from widenet_jax.errors import BadInputError, first_line, raise_first, refuse
 from widenet_jax.typing import PyTree
 
@@ -26,12 +26,11 @@ def guarded_optimizer(make: Callable, place: str, params: PyTree) -> Callable:
       params: the parameters or their shapes.
     """
 
+    file = inspect.getsourcefile(make) or ""
+
     def tried(what: str, run: Callable, *args: Any) -> Any:
-        try:
+        with errors_of_file(file, f"{place}: its {what} fails"):
             return run(*args)
-        except Exception as error:
-            where = place_of(error, inspect.getsourcefile(make) or "")
-            raise BadInputError(f"{place}: its {what} fails: {where}") from error
 
     def made_and_tried(*arguments: Any) -> optax.GradientTransformation:
         made = tried("function", make, *arguments)
