@@ -10,7 +10,8 @@ A config file takes the defaults and changes what its experiment needs:
       config.update(batch_size=512, optimizer={"name": "sgd", "momentum": 0.9})
       return config
 
-A field's row is (default, meaning), (default, meaning, least) or (default, meaning, least, most).
+A field's row is (default, meaning), (default, meaning, least), (default, meaning, least, most), or
+(default, meaning, choices) with a tuple of names; tables of the package may have further ones.
 Without limits a whole number is at least 1 and another number at least 0; a field without a row may
 be any finite number. The upper limits are far above any run that fits in memory: a larger value
 would be built or allocated for minutes before it fails. `--print_config` and docs/CONFIG.md show
@@ -98,25 +99,44 @@ RUN = {
 }
 
 # The fields of `config.model`, of every kind of model. sizes.py has the values of each model.
+ACTIVATIONS = ("gelu_tanh", "gelu", "relu", "silu", "swiglu")
+KERNEL_INITS = ("glorot_uniform", "truncated_normal", "pre_norm", "pre_norm_each_expert", "switch")
 MODEL = {
     "name": ("", "the kind of model; the config file chooses it"),
     "embed_dim": (768, "D, width of a token", 1, 2**16),
     "mlp_dim": (3072, "F, hidden width of the dense feed-forward", 1, 2**18),
-    "dropout": (0.1, "rate after attention and in the feed-forward"),
-    "dtype": ("bfloat16", "of the computation: bfloat16, float32; parameters are float32"),
-    "norm": ("layer", "layer, rms"),
-    "norm_position": ("pre", "pre: x + f(norm(x)); post: norm(x + f(x)); sandwich; peri"),
-    "norm_epsilon": (1e-6, "added to the variance in LayerNorm"),
-    "activation": ("gelu_tanh", "gelu_tanh, gelu (the exact form), relu, silu, swiglu (gated)"),
+    "dropout": (0.1, "rate after attention and in the feed-forward", 0, 0.99),
+    "dtype": (
+        "bfloat16",
+        "of the computation: bfloat16, float32; parameters are float32",
+        ("float32", "bfloat16"),
+    ),
+    "norm": ("layer", "layer, rms", ("layer", "rms")),
+    "norm_position": (
+        "pre",
+        "pre: x + f(norm(x)); post: norm(x + f(x)); sandwich; peri",
+        ("pre", "post", "sandwich", "peri"),
+    ),
+    "norm_epsilon": (1e-6, "added to the variance in LayerNorm", 0, 1),
+    "activation": (
+        "gelu_tanh",
+        "gelu_tanh, gelu (the exact form), relu, silu, swiglu (gated)",
+        ACTIVATIONS,
+    ),
     "kernel_init": (
         "glorot_uniform",
         "glorot_uniform, truncated_normal, pre_norm, pre_norm_each_expert, switch",
+        KERNEL_INITS,
     ),
     "ffn_output_activation": (False, "a second activation, after the feed-forward"),
     "ffn_bias": (True, "in the layers of the dense feed-forward"),
     "unroll": (True, "false: blocks in a loop; compiles faster, runs slower"),
-    "remat": ("none", "none, block: less memory, a third more work"),
-    "ffn": ("mlp", "mlp, moe, soft_moe, top_k_mlp, product_key; in the blocks of ffn_blocks"),
+    "remat": ("none", "none, block: less memory, a third more work", ("none", "block")),
+    "ffn": (
+        "mlp",
+        "mlp, moe, soft_moe, top_k_mlp, product_key; in the blocks of ffn_blocks",
+        ("mlp", "moe", "soft_moe", "top_k_mlp", "product_key"),
+    ),
     "ffn_blocks": ("all", "all, every_6 (blocks 5, 11, ...), last_2"),
     "routing_groups": (0, "of blocks; 0: each block routes", 0),
     "moe": (None, "the section of ffn=moe"),
@@ -124,8 +144,12 @@ MODEL = {
 }
 IMAGE_MODEL = {
     "patch_size": (16, "pixels a side of a token"),
-    "cls_token": ("learned", "learned, none, or zero: a constant token with a learned position"),
-    "pool": ("token", "mean of all tokens, or token: the CLS token"),
+    "cls_token": (
+        "learned",
+        "learned, none, or zero: a constant token with a learned position",
+        ("learned", "zero", "none"),
+    ),
+    "pool": ("token", "mean of all tokens, or token: the CLS token", ("token", "mean")),
     "pre_logits": (True, "a tanh layer before the classifier"),
 }
 TEXT_MODEL = {
@@ -210,11 +234,15 @@ EXIT = {  # config.model.loop.exit: predictions after each loop, of language mod
     ),
     "threshold": (0.5, "of gate: a probability; of kl: nats", 0, 1e3),
 }
-ATTENTION = {  # config.model.attention; ATTENTIONS in sizes.py lists the fields of each
+ATTENTION = {  # config.model.attention; its settings say the fields of each
     "name": ("full", "full; relative: by distance, to a memory and earlier tokens; switch_head"),
     "num_heads": (12, "N", 1, 2**12),
     "head_dim": (0, "H, of each of the N heads; 0: D / N", 0, 2**16),
-    "implementation": ("auto", "auto, xla, pallas (TPUs), cudnn (GPUs): equal up to rounding"),
+    "implementation": (
+        "auto",
+        "auto, xla, pallas (TPUs), cudnn (GPUs): equal up to rounding",
+        ("auto", "xla", "pallas", "cudnn"),
+    ),
     "rope": (0.0, "share of H that rotates by the token's place (RoPE)", 0, 1),
     "qk_norm": (False, "queries and keys of a head are normed (RMS)"),
     "use_bias": (True, "of full attention, in its four projections"),
@@ -227,24 +255,36 @@ EXPERTS = {  # config.model.moe
     "num_experts": (4, "E", 1, 2**12),
     "num_selected_experts": (2, "K, experts for each token"),
     "shared_experts": (0, "more experts, which see every token", 0, 2**12),
-    "capacity_factor": (1.2, "slots for each choice of a token"),
-    "capacity_factor_eval": (2.0, "as capacity_factor, in evaluation"),
-    "capacity_rule": ("paper", "paper, literal, authors_code, unlimited: no token is dropped"),
+    "capacity_factor": (1.2, "slots for each choice of a token", 1e-3, 1e3),
+    "capacity_factor_eval": (2.0, "as capacity_factor, in evaluation", 1e-3, 1e3),
+    "capacity_rule": (
+        "paper",
+        "paper, literal, authors_code, unlimited: no token is dropped",
+        ("paper", "literal", "authors_code", "unlimited"),
+    ),
     "examples_per_group": (16, "that are routed together, whatever the devices"),
-    "priority": ("token_order", "token_order, first_choice_first, batch_prioritized"),
-    "dispatch": ("auto", "auto, einsum, gather, ragged, masked: equal results, another cost"),
-    "activation": ("gelu_tanh", "as model.activation"),
+    "priority": (
+        "token_order",
+        "token_order, first_choice_first, batch_prioritized",
+        ("token_order", "first_choice_first", "batch_prioritized"),
+    ),
+    "dispatch": (
+        "auto",
+        "auto, einsum, gather, ragged, masked: equal results, another cost",
+        ("auto", "einsum", "gather", "ragged", "masked"),
+    ),
+    "activation": ("gelu_tanh", "as model.activation", ACTIVATIONS),
     "use_bias": (True, "in the layers of an expert"),
-    "output_dropout": (0.0, "after the weighted sum of the experts"),
+    "output_dropout": (0.0, "after the weighted sum of the experts", 0, 0.99),
 }
 LANGUAGE_EXPERTS = {
-    "dropout": (0.0, "after the hidden layer of an expert"),
-    "kernel_init": ("pre_norm", "as model.kernel_init"),
+    "dropout": (0.0, "after the hidden layer of an expert", 0, 0.99),
+    "kernel_init": ("pre_norm", "as model.kernel_init", KERNEL_INITS),
 }
-ROUTER = {  # config.model.moe.router; a router has the fields that ROUTERS in sizes.py lists
+ROUTER = {  # config.model.moe.router; a router has the fields that its entry in ROUTERS lists
     "name": ("top_k", "a name in ROUTERS; the router's own fields stand beside it"),
-    "noise_std": (1.0, "of the scores in training, in units of 1 / E"),
-    "expert_dropout": (0.0, "share of the experts hidden from a token in training"),
+    "noise_std": (1.0, "of the scores in training, in units of 1 / E", 0, 1e3),
+    "expert_dropout": (0.0, "share of the experts hidden from a token in training", 0, 0.99),
     "bias_balancing": (False, "a bias of each expert, for the choice alone, evens the loads"),
     "groups": (2, "of experts"),
     "selected_groups": (2, "for each token"),
@@ -260,30 +300,30 @@ LOSSES = {  # config.model.moe.losses: a weight for each
         "entropy of the chosen, best first; the release leaves their order open",
     ),
     "z": (0.0, "squared logsumexp of the scores, Zoph et al. 2022"),
-    "over": ("batch", "statistics are over: batch, group"),
+    "over": ("batch", "statistics are over: batch, group", ("group", "batch")),
 }
 TYING_LOSSES = {"first_choice": (0.0, "of variant tying: load_balance, of first choices alone")}
 SOFT_MOE = {  # config.model.soft_moe
     "mlp_dim": (4096, "hidden width of an expert", 1, 2**18),
     "num_experts": (4, "E", 1, 2**12),
-    "capacity_factor": (1.0, "slots of all experts, for each token"),
-    "activation": ("gelu_tanh", "as model.activation"),
+    "capacity_factor": (1.0, "slots of all experts, for each token", 1e-3, 1e3),
+    "activation": ("gelu_tanh", "as model.activation", ACTIVATIONS),
     "use_bias": (True, "in the layers of an expert"),
 }
 TOP_K_MLP = {  # config.model.top_k_mlp
     "mlp_dim": (2053, "F", 1, 2**18),
     "num_active": (128, "the largest of the F hidden units"),
-    "activation": ("relu", "as model.activation"),
-    "kernel_init": ("pre_norm", "as model.kernel_init"),
+    "activation": ("relu", "as model.activation", ACTIVATIONS),
+    "kernel_init": ("pre_norm", "as model.kernel_init", KERNEL_INITS),
 }
 PRODUCT_KEY = {  # config.model.product_key
     "num_keys": (62, "n of each half; the table has n^2 values", 1, 2**11),
     "num_heads": (4, "choices from the same table", 1, 2**11),
     "knn": (32, "values that a head reads"),
-    "weights": ("relu", "of the values: relu or softmax of the scores"),
-    "combine_heads": ("after", "before: as the paper ran"),
+    "weights": ("relu", "of the values: relu or softmax of the scores", ("relu", "softmax")),
+    "combine_heads": ("after", "before: as the paper ran", ("after", "before")),
     "query_dim": (0, "of a projected query; 0: the token itself", 0),
-    "table_init": ("embed_fan", "or: values_fan, lample"),
+    "table_init": ("embed_fan", "or: values_fan, lample", ("embed_fan", "values_fan", "lample")),
 }
 MODELS = {
     "model": MODEL | IMAGE_MODEL | TEXT_MODEL | LANGUAGE_MODEL,
@@ -297,7 +337,8 @@ MODELS = {
     "model.moe.losses": LOSSES | TYING_LOSSES,
     "model.soft_moe": SOFT_MOE,
     "model.top_k_mlp": TOP_K_MLP,
-    "model.product_key": PRODUCT_KEY | {"kernel_init": ("pre_norm", "as model.kernel_init")},
+    "model.product_key": PRODUCT_KEY
+    | {"kernel_init": ("pre_norm", "as model.kernel_init", KERNEL_INITS)},
 }
 # Field -> another one, with the values of it beside which the first has no effect.
 WITHOUT_EFFECT = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from configs import defaults
 from configs.defaults import values
+from widenet_jax.nn.stack_settings import ATTENTION_FIELDS, ROUTER_FIELDS
 from widenet_jax.specs import added, own_fields
 
 # ViT (Dosovitskiy et al. 2021, Table 1). "tiny" (8x8 digits), "mini" (as deep as "b") and "s" (both
@@ -171,25 +172,6 @@ ROUTINGS = dict.fromkeys(("own", "first"))  # option routing: as `config.model.l
 # Option ffn -> config.model.ffn.
 FFNS = {"dense": "mlp", "moe": "moe", "soft_moe": "soft_moe", "top_k": "top_k_mlp"}
 FFNS |= {"product_key": "product_key"}
-# Attention of language models with its own fields, see widenet_jax/nn/attention.
-ATTENTIONS = {
-    "full": ("rope", "qk_norm", "use_bias"),
-    "relative": (),
-    "switch_head": ("rope", "qk_norm", "num_experts", "num_selected_experts", "entropy"),
-}
-# Routers with their own fields, see widenet_jax/nn/moe/routers.
-ROUTERS = {
-    "top_k": ("noise_std",),  # WideNet
-    "softmax": ("expert_dropout", "bias_balancing"),
-    "softmax_renormalized": ("expert_dropout", "bias_balancing"),
-    "noisy_top_k": (),  # Shazeer et al. 2017
-    "switch": (),  # Fedus et al. 2021
-    "sigmoid": ("expert_dropout", "bias_balancing"),  # sigma-MoE
-    "sinkhorn": ("expert_dropout",),  # S-BASE
-    "sinkhorn_released": ("expert_dropout",),  # as Csordás et al. released it
-    "hierarchical": ("groups", "selected_groups"),  # Shazeer et al. 2017, appendix B
-    "expert_choice": (),  # Zhou et al. 2022
-}
 # The losses of a router's paper with their weights there; other routers have SIGMA_MOE_LOSSES and
 # the size's own.
 ROUTER_LOSSES = {
@@ -281,7 +263,7 @@ def language_model(size: str, ffn: str, options: Mapping) -> dict:
     }
     usual = base.get("attention", {"name": "relative"})
     attention = options.get("attention", usual["name"])
-    own = chosen(values(defaults.ATTENTION), *ATTENTIONS[attention])
+    own = chosen(values(defaults.ATTENTION), *ATTENTION_FIELDS[attention])
     model["attention"] |= {"name": attention} | own | (usual if usual["name"] == attention else {})
     if size in ("byte_s", "loop_s", "tiny"):
         model["dtype"] = "float32"
@@ -424,7 +406,7 @@ def router_losses(router: str, size: Mapping, *, like: str = "sigmoid") -> dict:
 
     A router of an imported file has those of `like`, the router that it replaces.
     """
-    known = router if router in ROUTERS else like
+    known = router if router in ROUTER_FIELDS else like
     return ROUTER_LOSSES.get(known, SIGMA_MOE_LOSSES | size.get("losses", {}))
 
 
@@ -444,13 +426,13 @@ def router_section(name: str, *, experts: int, selected: int) -> dict:
 
 def routers() -> dict[str, Any]:
     """Returns all routers by name: this project's, and those that imported files have added."""
-    return ROUTERS | added("widenet_jax.nn.moe.routers", "ROUTERS", ROUTERS)
+    return ROUTER_FIELDS | added("widenet_jax.nn.moe.routers", "ROUTERS", ROUTER_FIELDS)
 
 
 def router_fields(name: str) -> dict:
     """Returns a router's own fields with their defaults."""
-    if name in ROUTERS:
-        return chosen(values(defaults.ROUTER), *ROUTERS[name])
+    if name in ROUTER_FIELDS:
+        return chosen(values(defaults.ROUTER), *ROUTER_FIELDS[name])
     decided = ("num_experts", "num_selected_experts", "kernel_init")
     return own_fields(routers()[name], place=f"router={name}", decided=decided)
 

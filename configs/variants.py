@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from configs import sizes
 from configs.sizes import (
-    ATTENTIONS,
+    ATTENTION_FIELDS,
     ENTROPY_OF,
     FFNS,
     LANGUAGE_SIZES,
     NORMS,
-    ROUTERS,
+    ROUTER_FIELDS,
     ROUTINGS,
     TIES,
 )
@@ -53,7 +53,7 @@ COMMON = {
     "mlp_dim": int,  # F; of language models with ffn=moe, G of an expert
     "num_active": int,
     "num_keys": int,
-    "router": ROUTERS,
+    "router": ROUTER_FIELDS,
     "selected": int,
 }
 ENCODER = COMMON | {
@@ -107,7 +107,7 @@ PRESETS = {
 }
 LANGUAGE_OPTIONS = COMMON | {
     "preset": PRESETS,
-    "attention": ATTENTIONS,
+    "attention": ATTENTION_FIELDS,
     "norms": NORMS,  # of loops; index and index_state: tied and conditioned
     "parameter_matched": bool,  # solve the width or the number of keys for the experts' count
     "dropout": float,
@@ -259,7 +259,7 @@ def parse_option(name: str, pair: str, known: Mapping[str, Any]) -> tuple[str, A
         )
     wanted = known[key]
     if isinstance(wanted, Mapping):
-        choose(sizes.routers() if wanted is ROUTERS else wanted, value, field=key, flag="")
+        choose(sizes.routers() if wanted is ROUTER_FIELDS else wanted, value, field=key, flag="")
         return key, value
     try:
         found = {"true": True, "false": False}[value.lower()] if wanted is bool else wanted(value)

@@ -1,5 +1,6 @@
 """Every config builds, every field of it is read, and every name is spelt correctly."""
 
+import dataclasses
 import importlib
 import re
 from pathlib import Path
@@ -92,8 +93,8 @@ def test_builds(name: str, variant: str):
         assert to_steps(section.every, field="every", **sizes) <= total
     task = build_task(config, data_info(config, num_examples=50_000, num_classes=10))
     model = build_model(config.model, **task.model_fields)
-    core = tuple((min(layers, 6), min(loops, 6)) for layers, loops in model.loop["core"])
-    shallow = model.clone(loop={**model.loop, "core": core})
+    core = tuple((min(layers, 6), min(loops, 6)) for layers, loops in model.loop.core)
+    shallow = model.clone(loop=dataclasses.replace(model.loop, core=core))
     shapes = parameter_shapes(shallow, input_spec(task))
     build_optimizer(
         config.optimizer, params_or_shapes=shapes, depth=shallow.depth, total_steps=total, **sizes

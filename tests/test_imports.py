@@ -17,6 +17,7 @@ LAYERS = (
     ("typing", "errors"),
     ("files", "param_names", "specs"),
     ("config", "sharding"),
+    ("extensions",),
     ("data", "nn"),
     ("task", "optim"),
     ("losses", "step"),
@@ -135,21 +136,35 @@ def test_a_run_imports_what_it_uses():
     }
     names = {f"{unit}.{name}" for unit, names in later.items() for name in names.split()}
     assert found.isdisjoint(names)
-    assert len(found) <= 79, sorted(found)
+    assert len(found) <= 84, sorted(found)
 
 
 def test_the_root_stays_small():
     entries = [path for path in PACKAGE.iterdir() if path.name[0] != "_"]
-    assert sum(path.suffix == ".py" for path in entries) <= 14
+    assert sum(path.suffix == ".py" for path in entries) <= 15
     assert sum(path.is_dir() for path in entries) <= 14
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
 def test_configs_import_only_plain_data(path: Path):
-    """Other files of configs/, errors and task specs: no JAX."""
+    """Other files of configs/, errors, task specs and settings: no JAX."""
     nodes = [n for n in ast.walk(tree_of(path)) if isinstance(n, ast.ImportFrom)]
     ours = {node.module for node in nodes if node.module.split(".")[0] == "widenet_jax"}
-    assert ours <= {"widenet_jax.errors", "widenet_jax.specs"}
+    assert ours <= {f"widenet_jax.{name}" for name in ("errors", "specs", "nn.stack_settings")}
+
+
+SETTINGS = ("settings.py", "loop_settings.py", "stack_settings.py", "rules.py")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in FILES if unit_of(p) == "nn" and p.name not in SETTINGS],
+    ids=lambda p: p.stem,
+)
+def test_layers_refuse_nothing(path: Path):
+    """Settings and rules do; `extensions` guards users' parts."""
+    assert "widenet_jax.errors" not in imports(path)
+    assert not any(isinstance(node, ast.Raise) for node in ast.walk(tree_of(path)))
 
 
 def test_the_run_is_short_and_refuses_nothing():

@@ -21,14 +21,18 @@ from ml_collections import ConfigDict
 from widenet_jax.config.durations import Interval, to_interval, to_steps
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError, check_group, choose
+from widenet_jax.extensions import parameters_of, try_router
 from widenet_jax.nn.build import (
     build_model,
     count_parameters,
     count_unrolled,
     parameter_shapes,
-    parameters_of,
+    with_implementation,
 )
 from widenet_jax.nn.loop import draw_loops, places_of
+from widenet_jax.nn.module import build
+from widenet_jax.nn.settings import MoeSettings
+from widenet_jax.nn.stack_settings import parse_model
 from widenet_jax.optim.build import build_optimizer, check_freeze
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 from widenet_jax.specs import resolve, task_spec
@@ -105,7 +109,7 @@ def build_experiment(
     model = model_of(config, task, attention)
     check_batch(config, model, task, mesh)
     params = parameter_shapes(model, input_spec(task))
-    check_router(model)
+    try_parts(model)
     check_freeze(config.optimizer, params, config.init_from)
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     sizes |= {"depth": model.depth, "total_steps": total_steps}
@@ -149,8 +153,7 @@ def build_experiment(
 def model_of(config: ConfigDict, task: Task, attention: str | None) -> nn.Module:
     """Builds the model, with an implementation of attention other than the config's, if any."""
     model = build_model(config.model, **task.model_fields)
-    other = attention and {**model.attention, "implementation": attention}
-    return model.clone(attention=other) if other else model
+    return with_implementation(model, attention) if attention else model
 
 
 def gradients_of(config: ConfigDict, model: nn.Module, task: Task, total_steps: int) -> Gradients:
@@ -196,7 +199,7 @@ def check_config(config: ConfigDict, data_info: DataInfo) -> None:
       BadInputError: the config does not fit itself or the data.
     """
     task = build_task(config, data_info)
-    depth = build_model(config.model, **task.model_fields).depth
+    depth = parse_model(config.model, **task.model_fields).depth
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     # Which parameters decay_exclude matches is known once there are some.
     optimizer = dict(config.optimizer) | {"decay_exclude": ""}
@@ -268,10 +271,11 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
             )
 
 
-def check_router(model: nn.Module) -> None:
+def try_parts(model: nn.Module) -> None:
     """Raises BadInputError where a router of the user's gives no probabilities."""
-    if hasattr(ffn := model.build_ffn(model.ffn), "try_router"):
-        ffn.try_router(model.embed_dim)
+    if isinstance(moe := model.feed_forwards[model.ffn], MoeSettings):
+        router = build(moe).build_router(parent=None, name=None)
+        try_router(router, model.embed_dim)
 
 
 def init_state(

@@ -33,7 +33,8 @@ from widenet_jax.errors import (
     first_line,
 )
 from widenet_jax.files import absolute
-from widenet_jax.inference.pretrained_config import set_fields
+from widenet_jax.inference.pretrained_config import config_file, set_fields
+from widenet_jax.nn.stack_settings import check_model
 from widenet_jax.run.stopping import Stop, end_process, say
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
@@ -220,6 +221,7 @@ def main(argv: Sequence[str]) -> int:
             return print_fields(config, as_json=own.json)
         if own.max_seconds is not None:
             stop.after(own.max_seconds)
+        check_model(config.model, begun=config_file(own.workdir).exists)
         logging.set_verbosity(logging.FATAL)  # Orbax logs tracebacks of errors reported below
         if not (own.distributed or own.coordinator):  # of several hosts only the first one writes
             keep_compiled(os.environ)

@@ -78,6 +78,7 @@ class ModelSpec:
     Attributes:
       name: a value of `config.model.name`.
       module: its class.
+      settings: the class of its settings, without JAX; "": its class has fields of its own.
       usual: the fields that a task decides, as `widenet_jax.build_model` sets them.
       parts: its parameters outside the backbone.
       fit: (path, pretrained array, shape here, config.model) -> the array to start from.
@@ -92,6 +93,7 @@ class ModelSpec:
 
     name: str
     module: Named
+    settings: Named = ""
     usual: Mapping[str, int | str] = field(default_factory=dict)
     parts: Mapping[str, Part] = field(default_factory=dict)
     fit: Named | None = None

@@ -21,9 +21,10 @@ from jax.sharding import PartitionSpec as P
 
 from widenet_jax.config.parser import exit_code_of
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.attention import attend, implementations, relative
+from widenet_jax.nn.attention import implementations, relative
 from widenet_jax.nn.attention.distances import distance_basis
 from widenet_jax.nn.attention.full import MultiHeadAttention
+from widenet_jax.nn.attention.implementations import attend
 from widenet_jax.nn.attention.relative import RelativeAttention
 from widenet_jax.ops.plan.compile import compile_lowered, tpu_devices
 from widenet_jax.ops.plan.hlo import parse

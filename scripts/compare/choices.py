@@ -22,8 +22,8 @@ from widenet_jax.files import user_cache
 from widenet_jax.nn import dense
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.attention.full import MultiHeadAttention
-from widenet_jax.nn.block_settings import NORMS
 from widenet_jax.nn.mlp import ACTIVATIONS
+from widenet_jax.nn.parts import NORMS
 from widenet_jax.ops.plan.compile import TpuCompiler, tpu_devices
 from widenet_jax.ops.plan.planner import data_info, plan_without_advice
 from widenet_jax.ops.plan.topology import parse_topology

@@ -11,7 +11,7 @@ from config_page import page
 from ml_collections import ConfigDict
 
 from configs.defaults import WITHOUT_EFFECT
-from configs.sizes import ROUTERS
+from configs.sizes import ROUTER_FIELDS
 from widenet_jax.config.fields import (
     described,
     field_names,
@@ -33,7 +33,7 @@ CONFIGS = [
     *(f"digits:widenet_tiny,ffn={ffn}" for ffn in FFNS),
     *(f"text_tiny:albert_tiny,ffn={ffn}" for ffn in FFNS),
     *(f"language_model:wt_s,ffn={ffn}" for ffn in FFNS),
-    *(f"digits:widenet_tiny,router={router}" for router in ROUTERS),
+    *(f"digits:widenet_tiny,router={router}" for router in ROUTER_FIELDS),
 ]
 
 

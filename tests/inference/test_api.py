@@ -242,7 +242,7 @@ def test_untrained_models():
     digits = wj.build_model("widenet_tiny", num_classes=10)
     shapes = parameter_shapes(digits, image_spec((8, 8, 1)))
     assert count_parameters(shapes) == 53_066 + 64 * 64 + 64
-    assert wj.build_model("widenet_b,experts=8").feed_forwards["moe"]["num_experts"] == 8
+    assert wj.build_model("widenet_b,experts=8").feed_forwards["moe"].num_experts == 8
     assert wj.build_model("albert", vocab_size=21).vocab_size == 21
     assert wj.build_model("wt_s,ffn=moe,depth=2").depth == 2
     for variant, fields, message in (

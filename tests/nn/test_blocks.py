@@ -10,10 +10,10 @@ import pytest
 from compiled import apply, equations_in
 
 from widenet_jax.nn.attention.full import MultiHeadAttention
-from widenet_jax.nn.block_settings import block_indices
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.loop_settings import LoopSettings, Tie
 from widenet_jax.nn.mlp import Mlp
+from widenet_jax.nn.stack_settings import block_indices
 
 DEPTH, D, T = 3, 8, 5
 MOE = {

@@ -46,9 +46,9 @@ def test_standard_deviations(name: str, of_kernel: float, of_experts_out: float,
 
 def test_every_kernel_of_a_layer_has_its_own():
     """A dense layer's output has fan F; the experts' the same, although each has width F/E."""
-    x, init = jnp.ones((1, 1, D)), KernelInit("pre_norm", L)
-    dense = initial(Mlp(E * G, kernel_init=init), x)
-    moe = initial(MoeLayer(G, E, 2, 1.0, 1.0, 1, kernel_init=init), x)
+    x, init = jnp.ones((1, 1, D)), {"kernel_init": "pre_norm", "depth": L}
+    dense = initial(Mlp(E * G, **init), x)
+    moe = initial(MoeLayer(G, E, 2, 1.0, 1.0, 1, **init), x)
     for params in (dense, moe["experts"]):
         wi, wo = params["wi"]["kernel"], params["wo"]["kernel"]
         np.testing.assert_allclose(wi.std(), (2 / (L * D)) ** 0.5, rtol=0.02)

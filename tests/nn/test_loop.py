@@ -17,13 +17,15 @@ from test_blocks import MOE, X, shapes
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.full import MultiHeadAttention
-from widenet_jax.nn.block_settings import NORMS, BlockSettings
+from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
 from widenet_jax.nn.loop import steps_of
 from widenet_jax.nn.loop_runs import stretches_of
 from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.nn.mlp import Mlp
+from widenet_jax.nn.module import build
+from widenet_jax.nn.parts import NORMS
 
 TIED = {"attention": "loops", "experts": "loops", "router": "experts", "norms": "loops"}
 OWN_NORMS = TIED | {"norms": "none"}
@@ -192,11 +194,14 @@ class Row(BlockSettings):
             block = f"block_{i:02d}_"
             y = norm(f"{block}norm_attention", x) if before else x
             others = {"values": x} if place == "peri" else {}
-            x = x + self.build_attention(f"{block}attention")(y, **others, train=train)[0]
+            x = x + build(self.attention, name=f"{block}attention")(y, **others, train=train)[0]
             x = x if after is None else norm(f"{block}norm_attention{after}", x)
             y = norm(f"{block}norm_ffn", x) if before else x
             y, others = (x, {"selection": y}) if place == "peri" else (y, {})
-            x = x + self.build_ffn(kind, f"{block}{kind}")(y, **others, train=train).y
+            x = (
+                x
+                + build(self.feed_forwards[kind], name=f"{block}{kind}")(y, **others, train=train).y
+            )
             x = x if after is None else norm(f"{block}norm_ffn{after}", x)
         return norm("norm_out", x) if before else x
 
@@ -214,7 +219,7 @@ def test_a_core_that_runs_once_is_the_plain_stack(name: str):
     off |= {"residual_scale": "1"} if "sqrt" in loop.get("residual_scale", "") else {}
     orders = [len(set(n)) if isinstance(n, str) else n for n, _ in loop["core"]]
     once = in_table(name, loop=off | {"core": tuple((n, 1) for n in orders)})
-    row = Row(**once.settings())
+    row = Row(once.settings)
     rng = np.random.default_rng(1)  # no two norms are alike
 
     def noisy(x: jax.Array) -> jax.Array:

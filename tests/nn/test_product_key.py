@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from compiled import apply, equations_in, init, initial
 
-from widenet_jax.errors import BadInputError
-from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.product_key import ProductKey, last_pair
 from widenet_jax.nn.selection import keys_of
 
@@ -115,7 +113,7 @@ def test_a_projected_query_has_a_bias_and_each_head_its_own():
 
 def test_scores_are_full_float32():
     """Checks dtype and precision of every product but the last in a bfloat16 layer."""
-    layer = ProductKey(N, HEADS, 2, query_dim=6, dtype=jnp.bfloat16)
+    layer = ProductKey(N, HEADS, 2, query_dim=6, dtype="bfloat16")
     x = jnp.ones((2, T, D), jnp.bfloat16)
     params = init(layer, x, train=False)
     trace = jax.make_jaxpr(lambda p: layer.apply({"params": p}, x, train=False).y)(params)
@@ -132,19 +130,10 @@ def test_tables_are_initialised_as_the_papers_say():
     D, n, L = 64, 24, 5
     stds = {}
     for name in ("embed_fan", "values_fan", "lample"):
-        layer = ProductKey(n, 2, 4, table_init=name, kernel_init=KernelInit("pre_norm", L))
+        layer = ProductKey(n, 2, 4, table_init=name, kernel_init="pre_norm", depth=L)
         params = initial(layer, jnp.ones((1, 1, D)))
         stds[name] = [float(params[key].std()) for key in ("keys", "values")]
     kernel = (2 / (L * D)) ** 0.5
     assert stds["embed_fan"] == pytest.approx([kernel, kernel], rel=0.05)
     assert stds["values_fan"] == pytest.approx([kernel, (2 / (L * n * n)) ** 0.5], rel=0.05)
     assert stds["lample"] == pytest.approx([(32 * 3) ** -0.5, D**-0.5], rel=0.05)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"weights": "max"}, {"combine_heads": "no"}, {"knn": 10}, {"query_dim": 5}]
-)
-def test_fields_that_do_not_exist(fields: dict):
-    layer = ProductKey(**{"num_keys": 3, "num_heads": 1, "knn": 2} | fields)
-    with pytest.raises(BadInputError, match=f"product_key.{next(iter(fields))}"):
-        layer.init(jax.random.key(0), jnp.ones((1, 1, D)), train=False)

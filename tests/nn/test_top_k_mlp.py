@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from compiled import apply
 
-from widenet_jax.errors import BadInputError
 from widenet_jax.nn.mlp import Mlp, TopKMlp
 
 CASES, T, D, F, K = 60, 4, 3, 8, 3
@@ -73,13 +72,3 @@ def test_dropout_comes_before_the_choice():
     layer = TopKMlp(40, dropout=0.5, activation="relu", num_active=3)
     y = apply(layer, ones, jnp.ones((1, 20, 1)), train=True, rngs=rngs).y
     assert set(np.unique(y)) == {0, 12}  # 3 * 2, twice as large or dropped after the output layer
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [({"num_active": 9}, "top_k_mlp.num_active"), ({"activation": "gelu"}, "activation=relu")],
-)
-def test_fields_that_do_not_fit(fields: dict, message: str):
-    layer = TopKMlp(**{"mlp_dim": 8, "num_active": 3, "activation": "relu"} | fields)
-    with pytest.raises(BadInputError, match=message):
-        layer.init(jax.random.key(0), jnp.ones((1, 1, D)), train=False)

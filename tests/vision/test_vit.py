@@ -13,7 +13,8 @@ from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.nn.mlp import ACTIVATIONS
-from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
+from widenet_jax.nn.moe.dispatch import dispatch_methods, dispatch_text
+from widenet_jax.nn.stack_settings import parse_model
 
 IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
 
@@ -91,14 +92,14 @@ def test_dispatch_is_said_for_training_and_evaluation():
     def methods(variant: str) -> dict[str, str]:
         fields = model_section(variant)
         tokens = build_model(fields, num_classes=10).num_tokens(image_spec((224, 224, 3)))
-        return dispatch_methods(fields, tokens, platform="tpu")
+        return dispatch_methods(parse_model(fields), tokens, platform="tpu")
 
     assert methods("widenet_b") == {"training": "gather", "evaluation": "ragged"}
     assert dispatch_text(methods("widenet_b")) == "gather in training, ragged in evaluation"
     assert methods("widenet_b,examples_per_group=1")["training"] == "einsum"
     assert methods("vit_b") == {}
     dense = model_section("widenet_b") | {"ffn": "mlp"}  # `moe` is unused
-    assert dispatch_methods(dense, 196, platform="tpu") == {}
+    assert dispatch_methods(parse_model(dense), 196, platform="tpu") == {}
 
 
 def test_initial_kernels_are_glorot_per_expert():

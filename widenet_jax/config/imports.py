@@ -33,6 +33,7 @@ PLAIN = (
     "widenet_jax.errors",
     "widenet_jax.config",
     "widenet_jax.papers",
+    "widenet_jax.nn.stack_settings",
     "widenet_jax.specs.added",
     "widenet_jax.specs.own_fields",
     "widenet_jax.specs.task_spec",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import flax.linen as nn
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.language.settings import LanguageSettings
 from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.dense import Dense, Dropout
@@ -18,7 +18,7 @@ from widenet_jax.typing import Array, Aux, Shapes
 MEMORY = ("memory", "memory_length")
 
 
-class LanguageModel(BlockSettings, kw_only=True):
+class LanguageModel(BlockSettings):
     """Embedding, blocks of causal attention, an output layer of its own weights.
 
     With relative attention it is a Transformer-XL, which has a memory of the tokens before a
@@ -29,22 +29,9 @@ class LanguageModel(BlockSettings, kw_only=True):
 
     Differs from the paper: pre-norm, and a plain softmax over the vocabulary, whose weights are not
     the rows of the embedding. `nn.attention.relative` has the differences in attention.
-
-    Attributes:
-      vocab_size: V.
-      embed_dim: D, even.
-      tied_output: whether the output layer is the embedding's transpose, without a bias.
-      dropout: rate after the embedding and before the output layer, too.
-      allow_mixing: whether a feed-forward may see later tokens (its attribute `mixes`); the losses
-        then say nothing about predicting text.
-      The rest: see `block_settings.BlockSettings`.
     """
 
-    vocab_size: int
-    embed_dim: int
-    causal: bool = True
-    allow_mixing: bool = False
-    tied_output: bool = False
+    stack: LanguageSettings
 
     @nn.compact
     def __call__(self, inputs: Mapping[str, Array], *, train: bool) -> tuple[dict[str, Array], Aux]:
@@ -71,7 +58,7 @@ class LanguageModel(BlockSettings, kw_only=True):
         x = Dropout(self.dropout)(x, train=train)
         mask = inputs.get("mask")
         token_mask = None if mask is None else jnp.broadcast_to(mask[:, None], tokens.shape)
-        blocks = Blocks(**self.settings(), name=ENCODER)
+        blocks = Blocks(self.stack, name=ENCODER)
         x, aux, memory = blocks(x, mask=token_mask, **carry, loops=inputs.get("loops"), train=train)
         x = Dropout(self.dropout)(x, train=train)
 
@@ -80,11 +67,6 @@ class LanguageModel(BlockSettings, kw_only=True):
             length = jnp.minimum(carry["memory_length"] + tokens.shape[1], memory.shape[2])
             outputs |= {"memory": memory, "memory_length": length}
         return outputs, aux
-
-    @property
-    def exits(self) -> bool:
-        """Whether it predicts after each loop where `loop.exit` says so."""
-        return not self.has_memory
 
     def predictions(self, x: Array, table: Array, shape: tuple[int, int]) -> dict[str, Array]:
         """Returns the outputs of x [B, T, D], or [R B, T, D] after each of R loops."""
@@ -106,24 +88,6 @@ class LanguageModel(BlockSettings, kw_only=True):
             return jnp.einsum("btd,vd->btv", x.astype(jnp.float32), table)
         near_zero = uniform_between(self.embed_dim**-0.5)
         return Dense(self.vocab_size, jnp.float32, near_zero, near_zero, name="output")(x)
-
-    def check(self) -> None:
-        """Raises BadInputError where a field is unknown, out of range or contradicts another."""
-        super().check()
-        self.check_attention(self.embed_dim)
-        if getattr(self.build_ffn(self.ffn), "mixes", False) and not self.allow_mixing:
-            raise BadInputError(
-                f"config.model.ffn={self.ffn}: these experts see later tokens, the answers of a "
-                "language model; choose another router, or moe.priority=token_order, or set "
-                "config.model.allow_mixing=true"
-            )
-        counts = self.loop.counts
-        other = f"eval={counts.eval}" if counts.eval else f"train={counts.train}"
-        if self.has_memory and other != "train=fixed":
-            raise BadInputError(
-                f"config.model.loop.counts.{other}: the memory has a place for each block that the "
-                "core names; give config.model.attention.name=full, which has none"
-            )
 
     def outside_flops(self, input_spec: Shapes) -> int:
         """Returns the FLOPs of an example's output layer; looking up an embedding counts none."""

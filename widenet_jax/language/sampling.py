@@ -11,6 +11,7 @@ import numpy as np
 
 from widenet_jax.corpus.tokenizer import printable
 from widenet_jax.errors import BadArgumentError, check_whole
+from widenet_jax.nn.build import with_implementation
 from widenet_jax.step import forward
 from widenet_jax.trained import Predictions, Trained
 from widenet_jax.typing import Array, PyTree
@@ -108,7 +109,7 @@ def read_with_memory(trained: Trained) -> Callable[[np.ndarray], np.ndarray]:
     """
     params, window = jax.device_put(trained.params), trained.config.data.max_length
     # A kernel for whole windows does not take single tokens.
-    model = trained.model.clone(attention={**trained.model.attention, "implementation": "auto"})
+    model = with_implementation(trained.model, "auto")
     spec = trained.task.eval_carry_spec(1)
     carry = {name: jnp.zeros(x.shape, x.dtype) for name, x in spec.items()}
 

@@ -77,6 +77,7 @@ LANGUAGE_MODELING = specs.TaskSpec(
 LANGUAGE_MODEL = specs.ModelSpec(
     name="language_model",
     module="widenet_jax.language.model:LanguageModel",
+    settings="widenet_jax.language.settings:LanguageSettings",
     usual={"vocab_size": 8_000},
     parts={
         "embedding": specs.Part(specs.WHERE_IT_FITS, head=False, above=False),

@@ -15,8 +15,8 @@ from widenet_jax.data.contract import DataInfo, Source, StreamInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.language.model import MEMORY
 from widenet_jax.losses import label_cross_entropy
-from widenet_jax.nn.block_settings import needs_memory
 from widenet_jax.nn.loop_settings import Exit, parse_loop
+from widenet_jax.nn.stack_settings import needs_memory
 from widenet_jax.task import (
     Apply,
     Baseline,

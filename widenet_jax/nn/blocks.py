@@ -12,14 +12,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.loop import Step
+from widenet_jax.nn.module import Module
 from widenet_jax.nn.parts import NORM_PLACES, Inputs, Outputs, Parts, begin_core, over_operations
+from widenet_jax.nn.stack_settings import StackSettings
 from widenet_jax.param_names import NORM_OUT
 from widenet_jax.typing import Array
 
 
-class Blocks(BlockSettings):
+class Blocks(Module):
     """A stack of blocks: x + attention(norm(x)), then x + ffn(norm(x)) (WideNet, eqs. 6 and 7).
 
     `loop` names the parameters of its parts; the last norm is `norm_out`. `norm_position` has other
@@ -31,9 +32,9 @@ class Blocks(BlockSettings):
     Attributes:
       last_norm: whether pre-norm ends with a last norm.
       some_steps: the blocks to run; (): the whole loop.
-      The rest: see `BlockSettings`.
     """
 
+    settings: StackSettings
     last_norm: bool = True
     some_steps: tuple[Step, ...] = ()
 

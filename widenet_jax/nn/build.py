@@ -9,11 +9,11 @@ A model is a Linen module, built from `config.model` by `build_model`. Its contr
       aux      {} or {"losses": {name: [operations]}, "loss": [operations], "sums": {name:
                [operations, ...]}}: of the blocks' parts, see `feed_forwards`
 
-and, from `block_settings.BlockSettings`: the fields of its blocks; `check()`, which refuses fields
-that do not fit each other; `summarize(sums)`, metrics from the sums of aux added up over batches;
-and `examples_per_group`, how many consecutive examples of a batch belong together. A model that is
-to have experts, or to be planned, also defines `num_tokens(input_spec)`, T of an example; and for a
-plan `outside_flops(input_spec)`, the FLOPs of an example outside the blocks.
+and, from `block_settings.BlockSettings`: the fields of its blocks; `summarize(sums)`, metrics from
+the sums of aux added up over batches; and `examples_per_group`, how many consecutive examples of a
+batch belong together. A model that is to have experts, or to be planned, also defines
+`num_tokens(input_spec)`, T of an example; and for a plan `outside_flops(input_spec)`, the FLOPs of
+an example outside the blocks.
 
 Fields `unroll` and `remat` change neither the parameters nor the results, but the random numbers of
 dropout and noise. A caller that wants the intermediate results of single blocks
@@ -30,52 +30,31 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.tree_util import DictKey
 
-from widenet_jax.errors import BadInputError, check_section, choose
-from widenet_jax.nn.attention import ATTENTIONS
-from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
-from widenet_jax.nn.loop_settings import Counts, Tie, parse_loop
-from widenet_jax.specs import model_spec, resolve
+from widenet_jax.extensions import parameters_of
+from widenet_jax.nn.loop_settings import Counts, Tie
+from widenet_jax.nn.module import build
+from widenet_jax.nn.stack_settings import UserPart, read_model
+from widenet_jax.specs import resolve
 from widenet_jax.typing import PyTree, Shapes
 
 
-def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
-    """Builds the module of `config.model`.
-
-    Args:
-      model: `name`, a key of `specs.MODELS`; the fields of that module; the section `attention`; a
-        section of fields for each feed-forward, by its name in `FEED_FORWARDS`, or None; and
-        `mlp_dim`, which is the plain feed-forward's.
-      **model_fields: the fields that the task decides, such as num_classes=10.
-
-    Raises:
-      BadInputError: a name or a value that does not exist, or a field that is unknown or missing.
-    """
-    fields = {k: plain(v) for k, v in model.items()}
-    build = resolve(model_spec(fields.pop("name", "")).module)
-    sections = {name: fields.pop(name) for name in FEED_FORWARDS if name in fields}
-    sections[PLAIN] = {"mlp_dim": fields.pop("mlp_dim")} if "mlp_dim" in fields else {}
-    sections = {name: section for name, section in sections.items() if section is not None}
-    decided = {"feed_forwards", "causal", *model_fields}
-    check_section(build, fields, section="config.model", decided=decided)
-    for name, section in sections.items():
-        place = "config.model" if name == PLAIN else f"config.model.{name}"
-        check_section(resolve(FEED_FORWARDS[name]), section, section=place, common=COMMON)
-    place, section = "config.model.attention", dict(fields["attention"])
-    attention = choose(ATTENTIONS, section.pop("name", ""), field=f"{place}.name")
-    check_section(resolve(attention), section, section=place, decided=("causal",), common=COMMON)
-    fields["loop"] = parse_loop(fields["loop"])
-    module = build(feed_forwards=sections, **fields, **model_fields)
-    module.check()
-    return module
+def build_model(model: Mapping, **decided: int | str) -> nn.Module:
+    """Builds the module of `config.model`; arguments and errors as of `parse_model`."""
+    spec, made = read_model(model, **decided)
+    if isinstance(made, nn.Module):
+        return made
+    if hasattr(made.attention, "check"):  # a user's
+        build(made.attention).check(made.embed_dim)
+    return resolve(spec.module)(made)
 
 
-def plain(value: Any) -> Any:
-    """Returns a section of a config as dicts; other values as they are."""
-    if isinstance(value, Mapping):
-        return {name: plain(inner) for name, inner in value.items()}
-    return value
+def with_implementation(model: nn.Module, implementation: str) -> nn.Module:
+    """Returns the model with another implementation of attention."""
+    if isinstance(model.attention, UserPart):
+        return model
+    attention = dataclasses.replace(model.attention, implementation=implementation)
+    return model.clone(attention=attention)
 
 
 def parameter_shapes(model: nn.Module, input_spec: Shapes) -> PyTree:
@@ -83,24 +62,6 @@ def parameter_shapes(model: nn.Module, input_spec: Shapes) -> PyTree:
     init = partial(model.init, train=False)
     with nn.intercept_methods(traced_once()):
         return parameters_of(jax.eval_shape(init, jax.random.key(0), dict(input_spec)))
-
-
-def parameters_of(variables: Mapping[str, PyTree]) -> PyTree:
-    """Returns the parameters of a model's variables.
-
-    Raises:
-      BadInputError: a part, perhaps a user's own, keeps other arrays, which no step would carry on.
-    """
-    for collection in variables.keys() - {"params"}:
-        for path, _ in jax.tree_util.tree_leaves_with_path(variables[collection]):
-            # What a part sows is in tuples, and no step reads it.
-            if all(isinstance(key, DictKey) for key in path):
-                name = "/".join(key.key for key in path)
-                raise BadInputError(
-                    f"{name} is a variable of the collection {collection!r}; parts of a model may "
-                    "keep parameters alone: use self.param (statistics: see nn/moe/routers)"
-                )
-    return variables["params"]
 
 
 def traced_once() -> Callable[..., Any]:

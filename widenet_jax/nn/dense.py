@@ -35,11 +35,8 @@ def linear(spec: str, x: Array, kernel: Array, bias: Array | None) -> Array:
       x: any float dtype, which is the result's.
       kernel: float32.
       bias: float32, the axes of the result that are the kernel's; or None.
-
-    Raises:
-      ValueError: the first letter of x that the kernel lacks is another one.
     """
-    batch_letter(spec)  # raises without a gradient and without a mesh, too
+    batch_letter(spec)  # fails without a gradient and without a mesh, too
     y = jnp.einsum(spec, x, gathered(spec, kernel, x.dtype))
     if bias is None:
         return y
@@ -62,11 +59,10 @@ def batch_letter(spec: str) -> str:
     """Returns the first letter of x that the kernel lacks, which must be "b" or "g"."""
     of_x, of_kernel, _ = spec.replace("->", ",").split(",")
     batch = next((letter for letter in of_x if letter not in of_kernel), "none")
-    if batch not in ("b", "g"):
-        raise ValueError(
-            f"linear({spec!r}): the first letter of x that the kernel lacks is {batch}; name this "
-            "axis b where it holds examples, g where it holds groups of tokens"
-        )
+    assert batch in ("b", "g"), (
+        f"linear({spec!r}): the first letter of x that the kernel lacks is {batch}; name this axis "
+        "b where it holds examples, g where it holds groups of tokens"
+    )
     return batch
 
 

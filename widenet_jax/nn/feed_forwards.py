@@ -29,10 +29,17 @@ the class attribute `routes = True`. To have its router tied otherwise than its 
 output depends on tokens after it has the attribute `mixes = True`: a language model refuses it
 unless it is asked for.
 
-To add a feed-forward: a file with a class, and one entry below, the class or its dotted name.
+To add a feed-forward: a file with a class, its settings in `settings`, and one entry below; a
+user's entry is the class, which has fields in place of settings, or its dotted name.
 """
 
-import flax.linen as nn
+from widenet_jax.nn.settings import (
+    MlpSettings,
+    MoeSettings,
+    ProductKeySettings,
+    SoftMoeSettings,
+    TopKMlpSettings,
+)
 
 # The feed-forward of the blocks that `config.model.ffn_blocks` leaves out.
 PLAIN = "mlp"
@@ -47,10 +54,10 @@ COMMON = {
     "dtype": "dtype",
 }
 
-FEED_FORWARDS: dict[str, type[nn.Module] | str] = {
-    PLAIN: "widenet_jax.nn.mlp:Mlp",
-    "moe": "widenet_jax.nn.moe.layer:MoeLayer",
-    "soft_moe": "widenet_jax.nn.moe.soft:SoftMoe",
-    "top_k_mlp": "widenet_jax.nn.mlp:TopKMlp",
-    "product_key": "widenet_jax.nn.product_key:ProductKey",
+FEED_FORWARDS: dict[str, type | str] = {
+    PLAIN: MlpSettings,
+    "moe": MoeSettings,
+    "soft_moe": SoftMoeSettings,
+    "top_k_mlp": TopKMlpSettings,
+    "product_key": ProductKeySettings,
 }

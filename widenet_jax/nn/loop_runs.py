@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.loop import Step
+from widenet_jax.nn.module import Module
 from widenet_jax.nn.parts import Inputs, Outputs, Parts, begin_core, over_operations
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux
@@ -36,7 +36,7 @@ class PieceInputs(NamedTuple):
     loop_numbers: Array
 
 
-def run_exits(stack: BlockSettings, x: Array, memory: None, inputs: Inputs) -> Outputs:
+def run_exits(stack: Module, x: Array, memory: None, inputs: Inputs) -> Outputs:
     """Runs the blocks, those after the group that loops on the state after each loop."""
     loop, as_trained = stack.loop, inputs.train or stack.is_initializing()
     steps = stack.steps(train=as_trained)
@@ -67,7 +67,7 @@ def run_exits(stack: BlockSettings, x: Array, memory: None, inputs: Inputs) -> O
     return jnp.concatenate(states), over_operations(jnp.concatenate, auxes), None
 
 
-def run_pieces(stack: BlockSettings, x: Array, memory: Array | None, inputs: Inputs) -> Outputs:
+def run_pieces(stack: Module, x: Array, memory: Array | None, inputs: Inputs) -> Outputs:
     """Runs the blocks in equal pieces, each one function of its parameters and its memory.
 
     Such a function can be recomputed (`remat`). A piece is one block, or those that share a
@@ -116,7 +116,7 @@ def run_pieces(stack: BlockSettings, x: Array, memory: Array | None, inputs: Inp
 
 
 def runner(
-    stack: BlockSettings,
+    stack: Module,
     shared: dict,
     keys: dict,
     inputs: Inputs,
@@ -152,7 +152,7 @@ def runner(
     return jax.checkpoint(run, prevent_cse=not looped) if remat else run
 
 
-def split_parameters(stack: BlockSettings, size: int) -> tuple[dict, list[dict]]:
+def split_parameters(stack: Module, size: int) -> tuple[dict, list[dict]]:
     """Returns the parameters that blocks share, and the own parameters of each `size` blocks.
 
     The latter have the names that they would have in a stack of `size` blocks.

@@ -10,38 +10,21 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.nn.dense import Dense, Dropout
-from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.nn.module import Module
+from widenet_jax.nn.rules import GATED
+from widenet_jax.nn.settings import MlpSettings, TopKMlpSettings
 from widenet_jax.typing import Array, FfnOutput, Routing
 
 
-class Mlp(nn.Module):
+class Mlp(Module):
     """y = f(x W_i + b_i) W_o + b_o with dropout.
 
     With an activation in `GATED`, y = (f(x W_g + b_g) * (x W_i + b_i)) W_o + b_o (Shazeer 2020,
     arXiv:2002.05202).
-
-    Attributes:
-      mlp_dim: F.
-      dropout: rate after the output layer and, with `hidden_dropout`, after the hidden layer.
-      output_dropout: whether it acts after the output layer.
-      activation: f, a name in `ACTIVATIONS`.
-      output_activation: applies f to the output too, as the authors' released code does.
-      use_bias: whether the layers have biases.
-      kernel_init: initialisers of the stack.
-      dtype: dtype of the computation; parameters stay float32.
     """
 
-    mlp_dim: int
-    dropout: float = 0.0
-    hidden_dropout: bool = True
-    activation: str = "gelu_tanh"
-    output_activation: bool = False
-    use_bias: bool = True
-    output_dropout: bool = True
-    kernel_init: KernelInit = KernelInit()
-    dtype: jnp.dtype = jnp.float32
+    settings: MlpSettings
 
     @nn.compact
     def __call__(
@@ -52,68 +35,45 @@ class Mlp(nn.Module):
         train: bool,
         routing: Routing | None = None,
     ) -> FfnOutput:
-        """Ignores `mask` and `routing`, which belong to the feed-forward contract.
-
-        Raises:
-          BadInputError: `output_activation` with an activation in `GATED`.
-        """
+        """Ignores `mask` and `routing`, which belong to the feed-forward contract."""
         del mask, routing
-        check_activation(self.activation, self.output_activation)
+        s, init = self.settings, self.kernels
 
         def dense(features: int, name: str) -> Dense:
-            init, bias_init = self.kernel_init.kernel(), self.kernel_init.scheme.ffn_bias
-            return Dense(features, self.dtype, init, bias_init, self.use_bias, name=name)
+            bias_init = init.scheme.ffn_bias
+            return Dense(features, self.dtype, init.kernel(), bias_init, s.use_bias, name=name)
 
-        inner = Dropout(self.dropout if self.hidden_dropout else 0.0)
-        h = dense(self.mlp_dim, "wi")(x)  # [B, T, F]
-        gate = dense(self.mlp_dim, "wg")(x) if self.activation in GATED else None
-        h = inner(activate(self.activation, h, gate), train=train)
+        inner = Dropout(s.dropout if s.hidden_dropout else 0.0)
+        h = dense(s.mlp_dim, "wi")(x)  # [B, T, F]
+        gate = dense(s.mlp_dim, "wg")(x) if s.activation in GATED else None
+        h = inner(activate(s.activation, h, gate), train=train)
         y = dense(x.shape[-1], "wo")(self.select(h))  # [B, T, D]
-        if self.output_activation:
-            y = ACTIVATIONS[self.activation](y)
-        outer = Dropout(self.dropout if self.output_dropout else 0.0)
+        if s.output_activation:
+            y = ACTIVATIONS[s.activation](y)
+        outer = Dropout(s.dropout if s.output_dropout else 0.0)
         return FfnOutput(y=outer(y, train=train), aux={})
 
     def select(self, hidden: Array) -> Array:
         """Returns the hidden units [B, T, F] that the output layer sees: here all."""
         return hidden
 
-    def forward_flops(self, B: int, T: int, D: int) -> int:
-        """Returns the FLOPs of the two products, with a gate three."""
-        return B * T * 2 * products(self.activation) * D * self.mlp_dim
 
-
-class TopKMlp(Mlp, kw_only=True):
+class TopKMlp(Mlp):
     """y = keep_K(relu(x W_i + b_i)) W_o + b_o (Csordás et al. 2023, section 3.1).
 
     keep_K sets all but the K largest of a token's hidden units to 0, after the dropout of the
     hidden layer; of equal ones those with the lower index are kept, and the gradient passes through
     them alone. It costs as much as the dense layer: it shows how few units would do.
     As in the paper, the norms of W_o's rows do not weight the choice.
-
-    Attributes:
-      num_active: K, 1 to F; F is the dense layer.
-      The rest: see `Mlp`; the activation must be "relu".
     """
 
-    num_active: int
+    settings: TopKMlpSettings
 
     def select(self, hidden: Array) -> Array:
         """Keeps the K largest of a token's hidden units."""
-        section = "config.model.top_k_mlp"
-        check_range(f"{section}.num_active", self.num_active, 1, self.mlp_dim)
-        if self.activation != "relu":
-            raise BadInputError(
-                f"{section} keeps the largest of units that are not negative: set "
-                f"{section}.activation=relu in place of {self.activation}"
-            )
         from widenet_jax.nn.selection import keep_largest  # most models do without
 
-        return keep_largest(hidden, self.num_active)
-
-    def forward_flops(self, B: int, T: int, D: int) -> int:
-        """Returns the FLOPs: the output layer needs the K largest units only."""
-        return B * T * 2 * D * (self.mlp_dim + self.num_active)
+        return keep_largest(hidden, self.settings.num_active)
 
 
 # Constants of the tanh form (Hendrycks & Gimpel 2016): x/2 (1 + tanh(SLOPE (x + CUBE x^3))).
@@ -170,24 +130,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": silu,
     "swiglu": silu,  # outside feed-forwards, where nothing is gated, the same
 }
-GATED = ("swiglu",)
 
 
 def activate(activation: str, h: Array, gate: Array | None) -> Array:
     """Returns f(h), or with a gate f(gate) * h."""
     f = ACTIVATIONS[activation]
     return f(h) if gate is None else f(gate) * h
-
-
-def products(activation: str) -> int:
-    """Returns how many products of D times F a feed-forward has."""
-    return 3 if activation in GATED else 2
-
-
-def check_activation(activation: str, output_activation: bool) -> None:
-    """Raises BadInputError where an output, which has no gate, would need one."""
-    if output_activation and activation in GATED:
-        raise BadInputError(
-            f"config.model.ffn_output_activation=true: activation={activation} has a gate, and "
-            "outputs have none; set ffn_output_activation=false, or activation=silu"
-        )

@@ -9,11 +9,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.block_settings import DTYPES, NORMS, BlockSettings
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.loop import Step
+from widenet_jax.nn.module import DTYPES, Module, build
 from widenet_jax.typing import Array, Aux
 
+NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 Outputs = tuple[Array, Aux, Array | None]  # x, aux and the next memory
 NOISE_STD = math.sqrt(2 / 5)  # of a state that starts as noise (arXiv:2502.05171)
 # The names of the norms before and after a branch, by `norm_position`; "" for none.
@@ -52,7 +53,7 @@ class Parts:
       stack: the module whose submodules they are, while it is being called.
     """
 
-    def __init__(self, stack: BlockSettings):
+    def __init__(self, stack: Module):
         self._stack, self._dtype = stack, DTYPES[stack.dtype]
         self._built: dict[str, nn.Module] = {}
         self._ran: set[str | None] = set()
@@ -60,11 +61,12 @@ class Parts:
     def of(self, step: Step) -> tuple[nn.Module, nn.Module, nn.Module | None]:
         """Returns a step's attention, its ffn, and its router where that stands apart."""
         stack, scopes, router = self._stack, dict(step.scopes), None
-        attention = self._get(scopes["attention"], stack.build_attention)
-        ffn = self._get(scopes["ffn"], partial(stack.build_ffn, step.ffn))
+        settings = stack.feed_forwards[step.ffn]
+        attention = self._get(scopes["attention"], partial(build, stack.attention, parent=stack))
+        ffn = self._get(scopes["ffn"], partial(build, settings, parent=stack))
         if "router" in scopes:
-            build = partial(stack.build_ffn(step.ffn).build_router, parent=stack)
-            router = self._get(scopes["router"], build)
+            build_router = partial(build(settings, parent=None).build_router, parent=stack)
+            router = self._get(scopes["router"], build_router)
         return attention, ffn, router
 
     def begin(self, step: Step, loop: Array | int, x: Array, entry: Array | None) -> Array:
@@ -124,7 +126,7 @@ class Parts:
         return self._built[scope]
 
 
-def begin_core(stack: BlockSettings, x: Array, *, train: bool) -> Array:
+def begin_core(stack: Module, x: Array, *, train: bool) -> Array:
     """Returns the state with which the core of a stack begins, given the state before it.
 
     Noise in training is of the random stream "router".

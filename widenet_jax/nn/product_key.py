@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.nn.dense import Dense, Dropout, linear
-from widenet_jax.nn.initializers import KernelInit, uniform_between
+from widenet_jax.nn.initializers import uniform_between
+from widenet_jax.nn.module import Module
 from widenet_jax.nn.selection import floats_of, keys_of, kth_largest
+from widenet_jax.nn.settings import ProductKeySettings
 from widenet_jax.typing import Array, FfnOutput, Routing
-
-SECTION = "config.model.product_key"
-
 
 # From the scores [..., n, n] and which pairs are chosen to the weights of the pairs.
 WEIGHTS: dict[str, Callable[[Array, Array], Array]] = {
@@ -24,11 +22,9 @@ WEIGHTS: dict[str, Callable[[Array, Array], Array]] = {
         jnp.where(chosen, scores, -jnp.inf), axis=(-2, -1)
     ),
 }
-TABLE_INITS = dict.fromkeys(("embed_fan", "values_fan", "lample"))
-COMBINE_HEADS = dict.fromkeys(("after", "before"))
 
 
-class ProductKey(nn.Module):
+class ProductKey(Module):
     """y = sum over heads and chosen pairs (i, j) of weight_ij V_(i n + j) (Lample et al. 2019).
 
     The halves q_a and q_b of a head's query [d] are scored against n sub-keys each; the score of
@@ -45,32 +41,9 @@ class ProductKey(nn.Module):
     `combine_heads` = "before".
 
     Parameters: keys [2, heads, n, d/2], values [n^2, D], with a projection query/{kernel, bias}.
-
-    Attributes:
-      num_keys: n.
-      num_heads: h.
-      knn: number of pairs that a head reads.
-      weights: "relu" of the scores, or "softmax" over a head's pairs.
-      combine_heads: "after": the weighted values are added; "before": the scores are, before one
-        choice, and with knn >= n every pair is chosen.
-      query_dim: d of a projected query, even; 0: the query is the token, d = D.
-      table_init: "embed_fan": both tables as a kernel with D inputs; "values_fan": the values as
-        one with n^2; "lample": keys uniform in +-(d/2)^(-1/2), values N(0, 1/D).
-      dropout: rate after the layer.
-      kernel_init: initialisers of the stack.
-      dtype: dtype of the weighted sum; scores are float32, multiplied with all of its bits.
     """
 
-    num_keys: int
-    num_heads: int
-    knn: int
-    weights: str = "relu"
-    combine_heads: str = "after"
-    query_dim: int = 0
-    table_init: str = "embed_fan"
-    dropout: float = 0.0
-    kernel_init: KernelInit = KernelInit()
-    dtype: jnp.dtype = jnp.float32
+    settings: ProductKeySettings
 
     @nn.compact
     def __call__(
@@ -81,18 +54,10 @@ class ProductKey(nn.Module):
         train: bool,
         routing: Routing | None = None,
     ) -> FfnOutput:
-        """Ignores `mask` and `routing`, which belong to the feed-forward contract.
-
-        Raises:
-          BadInputError: a name is unknown, or a field is out of range.
-        """
+        """Ignores `mask` and `routing`, which belong to the feed-forward contract."""
         del mask, routing
-        self.check()
-        D, n, h = x.shape[-1], self.num_keys, self.num_heads
-        d = self.query_dim or D
-        if d % 2:
-            field = "model.product_key.query_dim" if self.query_dim else "model.embed_dim"
-            raise BadInputError(f"config.{field}={d} must be even: half of it is each sub-key's")
+        s, D = self.settings, x.shape[-1]
+        n, h, d = s.num_keys, s.num_heads, s.query_dim or D
         of_keys, of_values = self.table_initializers(D)
         keys = self.param("keys", of_keys, (2, h, n, d // 2))
         values = self.param("values", of_values, (n * n, D))
@@ -100,46 +65,28 @@ class ProductKey(nn.Module):
         # In full float32, as the routers' logits: rounding would change which pairs are chosen.
         query, spec = x.astype(jnp.float32), "btd,hnd->bthn"
         with jax.default_matmul_precision("highest"):
-            if self.query_dim:
-                init = self.kernel_init.kernel()
+            if s.query_dim:
+                init = self.kernels.kernel()
                 query = Dense(h * d, jnp.float32, init, name="query")(query)
                 query, spec = query.reshape(*x.shape[:2], h, d), "bthd,hnd->bthn"
             halves = jnp.split(query, 2, axis=-1)
             scores = [linear(spec, half, keys[i], None) for i, half in enumerate(halves)]
-        every = self.combine_heads == "before" and self.knn >= n
-        if self.combine_heads == "before":
+        every = s.combine_heads == "before" and s.knn >= n
+        if s.combine_heads == "before":
             scores = [score.sum(axis=2, keepdims=True) for score in scores]
-        last = None if every else last_pair(*scores, self.knn)
-        weights = pair_weights(*scores, last, self.weights)  # [B, T, n^2]
+        last = None if every else last_pair(*scores, s.knn)
+        weights = pair_weights(*scores, last, s.weights)  # [B, T, n^2]
         y = linear("btn,nd->btd", weights.astype(self.dtype), values, None)
-        return FfnOutput(y=Dropout(self.dropout)(y, train=train), aux={})
-
-    def check(self) -> None:
-        """Raises BadInputError where a field is unknown or out of range."""
-        choose(WEIGHTS, self.weights, field=f"{SECTION}.weights")
-        choose(COMBINE_HEADS, self.combine_heads, field=f"{SECTION}.combine_heads")
-        choose(TABLE_INITS, self.table_init, field=f"{SECTION}.table_init")
-        check_range(f"{SECTION}.knn", self.knn, 1, self.num_keys**2)
+        return FfnOutput(y=Dropout(s.dropout)(y, train=train), aux={})
 
     def table_initializers(self, embed_dim: int) -> tuple:
         """Returns the initialisers of keys and values."""
-        D = embed_dim
-        if self.table_init == "lample":
-            d = self.query_dim or D
+        s, D = self.settings, embed_dim
+        if s.table_init == "lample":
+            d = s.query_dim or D
             return uniform_between((d // 2) ** -0.5), nn.initializers.normal(D**-0.5)
-        fan = D if self.table_init == "embed_fan" else self.num_keys**2
-        return (
-            self.kernel_init.kernel(batch_axis=(0, 1), fan_in=D),
-            self.kernel_init.kernel(fan_in=fan),
-        )
-
-    def forward_flops(self, B: int, T: int, D: int) -> int:
-        """Returns the FLOPs of the query, the sub-keys and the chosen values."""
-        n, h, d = self.num_keys, self.num_heads, self.query_dim
-        chosen = min(self.knn * h, n * n)
-        if self.combine_heads == "before":
-            chosen = n * n if self.knn >= n else self.knn
-        return B * T * (2 * D * h * d + 2 * h * n * (d or D) + 2 * chosen * D)
+        fan = D if s.table_init == "embed_fan" else s.num_keys**2
+        return (self.kernels.kernel(batch_axis=(0, 1), fan_in=D), self.kernels.kernel(fan_in=fan))
 
 
 def last_pair(a: Array, b: Array, knn: int) -> tuple[Array, Array] | None:

@@ -121,10 +121,10 @@ def problem_of(config: ConfigDict, data_info: DataInfo, num_devices: int) -> Pro
     model, inputs = build_model(config.model, **task.model_fields), input_spec(task)
     if not hasattr(model, "num_tokens"):
         return None
-    layer = model.build_attention()
+    layer = model.attention
     B = config.batch_size // num_devices // config.optimizer.accumulation_steps
     shape = (B, model.num_tokens(inputs), layer.num_heads, layer.head_size(model.embed_dim))
-    if getattr(layer, "needs_memory", False):
+    if layer.needs_memory:
         M = inputs["memory"].shape[2]
         waves, _ = distance_basis(M + shape[1], model.embed_dim)
         eval_memory = task.eval_carry_spec(1)["memory"].shape[2]

@@ -170,7 +170,7 @@ class Runtime(ExitStack):
         self.writer = on_every_host(MetricsWriter, place, config=fields)
         self.enter_context(closing(self.writer))
         if self.main_host:
-            attention = getattr(experiment.model, "attention", {}).get("implementation")
+            attention = getattr(experiment.model.attention, "implementation", None)
             workdirs.write_run(self.workdir, config, experiment.data_info.info, attention)
         again = ("eval",) if self.evaluation_due else ()
         self.writer.resume(self.step, again=again, written=written)

@@ -11,7 +11,7 @@ from etils import epath
 from widenet_jax.checkpoint.checkpoints import Checkpoints
 from widenet_jax.experiment import Experiment, input_spec
 from widenet_jax.files import write_json
-from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
+from widenet_jax.nn.moe.dispatch import dispatch_methods, dispatch_text
 from widenet_jax.optim.build import count_frozen
 from widenet_jax.sharding import platform
 from widenet_jax.task import Baseline, PrimaryMetric, Task
@@ -41,7 +41,7 @@ def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
         lines.append(f"frozen: {frozen:,}; trained: {counts['params'] - frozen:,} parameters")
     if experiment.model.ffn == "moe":
         tokens = experiment.model.num_tokens(input_spec(experiment.task))
-        methods = dispatch_methods(config.model, tokens, platform=platform())
+        methods = dispatch_methods(experiment.model.stack, tokens, platform=platform())
         lines.append(f"dispatch: {dispatch_text(methods)}")
     lines.append(f"{begin}: {experiment.total_steps:,} steps of {config.batch_size} {unit}")
     if num_examples < config.batch_size:

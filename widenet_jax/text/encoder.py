@@ -13,36 +13,18 @@ from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.param_names import ENCODER
 from widenet_jax.specs import head_spec, resolve
+from widenet_jax.text.settings import TextSettings
 from widenet_jax.typing import Array, Aux, PyTree, Shapes
 
 
-class TextEncoder(BlockSettings, kw_only=True):
+class TextEncoder(BlockSettings):
     """Embeddings of tokens, a projection, blocks, and the head of a task.
 
     Parameters: embeddings/{token, token_type, position, norm}, projection, encoder (the blocks) and
     the head's: pooler, mlm, order, classifier, span.
-
-    Attributes:
-      vocab_size: V.
-      head: a name in the `heads` of a `specs.TaskSpec`.
-      num_classes: of the head "classification".
-      embed_dim: D.
-      embedding_dim: E, of the embeddings.
-      projection: whether a linear map leads from E to D; without it E must be D.
-      num_positions: rows of the position embeddings; an example may be shorter.
-      num_token_types: rows of the token type embeddings.
-      dropout: rate after the norm of the embeddings, too.
-      The rest: see `block_settings.BlockSettings`.
     """
 
-    vocab_size: int
-    head: str
-    num_classes: int = 0
-    embed_dim: int
-    embedding_dim: int
-    projection: bool
-    num_positions: int
-    num_token_types: int = 2
+    stack: TextSettings
 
     @nn.compact
     def __call__(self, inputs: Mapping[str, Array], *, train: bool) -> tuple[PyTree, Aux]:
@@ -68,23 +50,11 @@ class TextEncoder(BlockSettings, kw_only=True):
         x = Dropout(self.dropout)(x, train=train)
         if self.projection:
             x = Dense(self.embed_dim, dtype, self.outer_init.kernel(), name="projection")(x)
-        blocks = Blocks(**self.settings(), name=ENCODER)
+        blocks = Blocks(self.stack, name=ENCODER)
         seen = {"mask": mask, "segment_ids": inputs.get("segment_ids")}
         x, aux, _ = blocks(x, **seen, loops=inputs.get("loops"), train=train)
         head = resolve(head_spec(self.head).apply)
         return head(self, x, table, inputs, train=train), aux
-
-    def check(self) -> None:
-        """Raises BadInputError where a field is unknown, out of range or contradicts another."""
-        super().check()
-        head_spec(self.head)
-        self.check_attention(self.embed_dim)
-        if not self.projection and self.embedding_dim != self.embed_dim:
-            raise BadInputError(
-                f"config.model.projection=false needs embeddings as wide as the blocks, but "
-                f"config.model.embedding_dim={self.embedding_dim} and "
-                f"config.model.embed_dim={self.embed_dim}"
-            )
 
     def outside_flops(self, input_spec: Shapes) -> int:
         """Returns the FLOPs of an example's projection and head; embeddings count none."""

@@ -179,6 +179,7 @@ SPAN = specs.TaskSpec(
 TEXT_ENCODER = specs.ModelSpec(
     name="text_encoder",
     module="widenet_jax.text.encoder:TextEncoder",
+    settings="widenet_jax.text.settings:TextSettings",
     usual={"vocab_size": 30_000, "head": "pretraining", "num_classes": 0},
     fit="widenet_jax.text.weights.huggingface:fit",
     families=("BERT", "ALBERT", "BERT-MoE", "WideNet"),

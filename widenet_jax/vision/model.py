@@ -6,15 +6,14 @@ from collections.abc import Mapping
 import flax.linen as nn
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadInputError
 from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.dense import Dropout, KernelAndBias, linear
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.param_names import ENCODER
 from widenet_jax.typing import Array, Aux, Shapes
-
-CLS_TOKENS = dict.fromkeys(("learned", "zero", "none"))
+from widenet_jax.vision.settings import VisionSettings
 
 
 def pool_token(x: Array, mask: Array | None) -> Array:  # [B, T, D] -> [B, D]
@@ -33,28 +32,14 @@ def pool_mean(x: Array, mask: Array | None) -> Array:  # [B, T, D], [B, T] -> [B
 POOLS = {"token": pool_token, "mean": pool_mean}
 
 
-class VisionTransformer(BlockSettings, kw_only=True):
+class VisionTransformer(BlockSettings):
     """Patches, positions, blocks, a pooled vector, a classifier.
 
-    Attributes:
-      num_classes: V.
-      patch_size: in pixels.
-      embed_dim: D.
-      cls_token: "learned", "zero" or "none", see `PositionEmbed`.
-      pool: "token" (the CLS token) or "mean".
-      pre_logits: a tanh layer D -> D before the classifier (pretraining).
-      dropout: rate after the embedding, too.
-      dtype: logits are float32 in any case. With "float32" no product runs in fewer bits
-        (`step.precision_of`).
-      The rest: see `block_settings.BlockSettings`.
+    Logits are float32, whatever the dtype. With "float32" no product runs in fewer bits
+    (`step.precision_of`).
     """
 
-    num_classes: int
-    patch_size: int
-    embed_dim: int
-    cls_token: str
-    pool: str
-    pre_logits: bool
+    stack: VisionSettings
 
     @nn.compact
     def __call__(self, inputs: Mapping[str, Array], *, train: bool) -> tuple[Array, Aux]:
@@ -74,7 +59,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
         x = PositionEmbed(self.cls_token, name="position")(x)
         x = Dropout(self.dropout)(x, train=train)
         token_mask = None if mask is None else jnp.broadcast_to(mask[:, None], x.shape[:2])
-        blocks = Blocks(**self.settings(), name=ENCODER)
+        blocks = Blocks(self.stack, name=ENCODER)
         x, aux, _ = blocks(x, mask=token_mask, loops=inputs.get("loops"), train=train)
         x = POOLS[self.pool](x.astype(jnp.float32), token_mask)
 
@@ -84,17 +69,6 @@ class VisionTransformer(BlockSettings, kw_only=True):
         if self.pre_logits:
             x = jnp.tanh(dense(self.embed_dim, "pre_logits")(x))
         return dense(self.num_classes, "head")(x), aux
-
-    def check(self) -> None:
-        """Raises BadInputError where a field is unknown, out of range or contradicts another."""
-        super().check()
-        choose(POOLS, self.pool, field="config.model.pool")
-        choose(CLS_TOKENS, self.cls_token, field="config.model.cls_token")
-        self.check_attention(self.embed_dim)
-        if self.pool == "token" and self.cls_token == "none":
-            raise BadInputError(
-                "config.model.pool=token needs a CLS token: set config.model.cls_token=learned"
-            )
 
     def outside_flops(self, input_spec: Shapes) -> int:
         """Returns the FLOPs of an example's patch embedding and classifier."""

@@ -94,6 +94,7 @@ CLASSIFICATION = specs.TaskSpec(
 VISION_TRANSFORMER = specs.ModelSpec(
     name="vision_transformer",
     module="widenet_jax.vision.model:VisionTransformer",
+    settings="widenet_jax.vision.settings:VisionSettings",
     usual={"num_classes": 1000},
     parts=dict.fromkeys(("head", "pre_logits"), specs.Part(specs.SAME_CLASSES)),
     fit="widenet_jax.vision.weights.huggingface:fit",

@@ -9,8 +9,8 @@ import pytest
 from compiled import apply, equations_in, init
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.attention import attend
 from widenet_jax.nn.attention.full import MultiHeadAttention
+from widenet_jax.nn.attention.implementations import attend
 from widenet_jax.nn.attention.relative import relative_attend
 
 B, T, D, N = 2, 5, 8, 2
@@ -47,7 +47,7 @@ def test_equals_its_definition():
         ({"mask": jnp.ones((2, 3, 3), bool)}, r"mask is \[2, 3, 3\]; must be \[2, 4\]"),
         ({"segment_ids": jnp.ones(3, int)}, r"segment_ids is \[3\]; must be \[2, 3\]"),
         ({"causal": True}, "as many keys as queries, not 4, 3"),
-        ({"implementation": "flash"}, "choose one of xla, pallas, cudnn, auto"),
+        ({"implementation": "flash"}, "choose one of auto, xla, pallas, cudnn"),
     ],
 )
 def test_attend_names_what_does_not_fit(options: dict, words: str):

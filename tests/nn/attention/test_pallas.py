@@ -10,8 +10,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.attention import attend
 from widenet_jax.nn.attention.full import MultiHeadAttention
+from widenet_jax.nn.attention.implementations import attend
 from widenet_jax.nn.attention.pallas import hidden_keys, kernel_attend
 from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan.hlo import parse
@@ -215,7 +215,7 @@ def test_a_layer_compiles_for_tpus_without_copies(monkeypatch, name: str):
     pytest.importorskip("libtpu")
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag that it does not know
     mesh = build_mesh({"fsdp": 1, "expert": 1}, planning.tpu_devices(parse_topology(name))[:1])
-    layer = MultiHeadAttention(12, dtype=jnp.bfloat16, implementation="pallas")
+    layer = MultiHeadAttention(12, dtype="bfloat16", implementation="pallas")
 
     def run(params: dict, x: jax.Array, d_out: jax.Array) -> tuple:
         out, pull = jax.vjp(lambda *both: layer.apply(*both, train=False)[0], params, x)

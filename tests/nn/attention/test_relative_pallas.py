@@ -124,7 +124,7 @@ def test_a_layer_compiles_for_tpus(monkeypatch, name: str):
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag that it does not know
     mesh = build_mesh({"fsdp": 2, "expert": 1}, planning.tpu_devices(parse_topology(name)))
     batch, whole = (NamedSharding(mesh, spec) for spec in (P(("data", "fsdp")), P()))
-    layer = relative.RelativeAttention(16, dtype=jnp.bfloat16, implementation="pallas")
+    layer = relative.RelativeAttention(16, dtype="bfloat16", implementation="pallas")
 
     def of(M: int, *, backward: bool) -> str:
         shapes = [(8, 512, 1024), (8, M, 1024)]

@@ -10,7 +10,6 @@ from gradients import assert_gradients
 from moe_by_loops import ffn, sigmoid, softmax
 
 from widenet_jax.config.files import configs_module
-from widenet_jax.errors import BadInputError
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.nn.moe.layer import MoeLayer
@@ -75,12 +74,6 @@ def test_a_bias_chooses_and_its_gradient_counts(name: str):
 
     del params["router"]["balance_bias"]
     assert_gradients(reference, (params, x), gradients)
-
-
-def test_no_bias_where_a_router_balances_the_batch():
-    layer = MoeLayer(**FIELDS, router={"name": "sinkhorn", "bias_balancing": True})
-    with pytest.raises(BadInputError, match="balances each batch already"):
-        jax.eval_shape(lambda: layer.init(jax.random.key(0), jnp.ones((1, T, D)), train=True))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Dispatch methods agree under every mesh and at full size; `auto` chooses the right one."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -13,10 +14,11 @@ from jax.sharding import PartitionSpec as P
 from configs import sizes
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.moe import experts
-from widenet_jax.nn.moe.dispatch import DISPATCHERS, choose_dispatch
+from widenet_jax.nn.moe.dispatch import DISPATCHERS, method_of
 from widenet_jax.nn.moe.experts import ExpertFfn
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.slots import assign_slots
+from widenet_jax.nn.settings import MoeSettings
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 from widenet_jax.typing import Routing
 
@@ -112,7 +114,7 @@ def test_masked_spreads_gates_on_a_tpu_as_elsewhere(monkeypatch: pytest.MonkeyPa
     x = jax.random.normal(jax.random.key(0), (4, 6, 3))
     fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "examples_per_group": 2}
     fields |= {"capacity_factor": 1.0, "capacity_factor_eval": 1.0, "capacity_rule": "unlimited"}
-    layer = MoeLayer(**fields, dispatch="masked", dtype=jnp.dtype(dtype))
+    layer = MoeLayer(**fields, dispatch="masked", dtype=dtype)
     params = init(layer, x, seed=1, train=True)
 
     def gradients(platform: str) -> tuple:
@@ -152,7 +154,7 @@ def test_padding_rows_of_a_ragged_product_have_no_effect(monkeypatch: pytest.Mon
     x = jax.random.normal(jax.random.key(0), (4, 6, 3))
     fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "examples_per_group": 2}
     fields |= {"capacity_factor": 0.6, "capacity_factor_eval": 0.6, "dispatch": "ragged"}
-    layer = MoeLayer(**fields, dtype=jnp.bfloat16)
+    layer = MoeLayer(**fields, dtype="bfloat16")
     params = init(layer, x, seed=1, train=True)
 
     def gradients() -> tuple:
@@ -301,23 +303,23 @@ def test_statistics_over_the_batch_do_not_depend_on_the_devices(router: str):
 
 
 @pytest.mark.parametrize(
-    ("platform", "tokens", "capacity", "share", "unlimited", "method"),
+    ("platform", "tokens", "factor", "experts", "method"),
     [
-        ("tpu", 196, 118, 0.5, False, "einsum"),
-        ("tpu", 3136, 1882, 0.5, False, "gather"),
-        ("tpu", 3136, 3136, 0.5, False, "ragged"),  # evaluation: C = 2, K = 2, E = 4
-        ("cpu", 196, 118, 0.5, False, "gather"),
-        ("gpu", 3136, 3136, 0.5, False, "gather"),
-        ("tpu", 512, 512, 1 / 4, True, "masked"),
-        ("tpu", 512, 512, 1 / 8, True, "ragged"),
-        ("gpu", 512, 512, 1 / 9, True, "masked"),  # ragged_dot computes every expert there
-        ("cpu", 512, 512, 1 / 9, True, "masked"),
+        ("tpu", 196, 1.2, 4, "einsum"),
+        ("tpu", 3136, 1.2, 4, "gather"),
+        ("tpu", 3136, 2.0, 4, "ragged"),  # evaluation: C is the whole group
+        ("cpu", 196, 1.2, 4, "gather"),
+        ("gpu", 3136, 2.0, 4, "gather"),
+        ("tpu", 512, None, 8, "masked"),
+        ("tpu", 512, None, 16, "ragged"),
+        ("gpu", 512, None, 18, "masked"),  # ragged_dot computes every expert there
+        ("cpu", 512, None, 18, "masked"),
     ],
 )
-def test_auto_chooses(
-    platform: str, tokens: int, capacity: int, share: float, unlimited: bool, method: str
-):
-    facts = {"platform": platform, "group_tokens": tokens, "capacity": capacity}
-    facts |= {"share": share, "unlimited": unlimited}
-    assert choose_dispatch("auto", **facts) == method
-    assert choose_dispatch("einsum", **facts) == "einsum"
+def test_auto_chooses(platform: str, tokens: int, factor: float | None, experts: int, method: str):
+    """K = 2; without a factor no token is dropped."""
+    rule = "paper" if factor else "unlimited"
+    moe = MoeSettings(1, experts, 2, factor or 1.0, 1.0, 1, capacity_rule=rule)
+    facts = {"platform": platform, "group_tokens": tokens, "train": True}
+    assert method_of(moe, **facts) == method
+    assert method_of(dataclasses.replace(moe, dispatch="einsum"), **facts) == "einsum"

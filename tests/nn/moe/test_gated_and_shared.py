@@ -8,7 +8,6 @@ from compiled import apply, init
 from gradients import assert_gradients
 from moe_by_loops import ffn, sigmoid
 
-from widenet_jax.errors import BadInputError
 from widenet_jax.nn.moe.dispatch import DISPATCHERS
 from widenet_jax.nn.moe.layer import MoeLayer
 
@@ -60,11 +59,6 @@ def test_gated_and_shared_experts_equal_a_loop_over_tokens(dispatch: str, use_bi
     (_, y), gradients = run(params, jnp.asarray(x))
     np.testing.assert_allclose(y, by_loops(jax.tree.map(np.float64, params), x), atol=1e-5)
     assert_gradients(lambda a: (by_loops(*a) * cotangent).sum(), (params, x), gradients)
-
-
-def test_an_output_has_no_gate():
-    with pytest.raises(BadInputError, match="activation=swiglu has a gate, and outputs have none"):
-        MoeLayer(**FIELDS, output_activation=True).check()
 
 
 @pytest.mark.slow

@@ -120,18 +120,6 @@ def test_a_longer_example_has_as_many_slots():
     np.testing.assert_allclose(y, apply(layer, params, x, train=False).y, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"capacity_rule": "unlimited"}, "every expert would take every token"),
-        ({"losses": {"load_balance": 0.1, "over": "group"}}, "loads are equal without a loss"),
-    ],
-)
-def test_fields_without_meaning_where_experts_choose(change: dict, message: str):
-    with pytest.raises(BadInputError, match=message):
-        MoeLayer(**FIELDS | change).check()
-
-
 @pytest.mark.parametrize("option", ["ffn=moe,router=expert_choice", "ffn=soft_moe"])
 def test_a_language_model_refuses_what_mixes_unless_asked_for(option: str):
     section = model_section(f"tiny,{option}")

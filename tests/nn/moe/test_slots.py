@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from widenet_jax.nn.moe.slots import CAPACITY_RULES, assign_slots, capacity_limit
+from widenet_jax.nn.settings import MoeSettings
 from widenet_jax.typing import Routing
 
 
@@ -19,18 +20,18 @@ from widenet_jax.typing import Routing
     ],
 )
 def test_capacity(rule: str, tokens: int, slots: int):
-    numbers = {"rule": rule, "capacity_factor": 1.2, "num_selected": 2, "num_experts": 4}
-    assert capacity_limit(tokens, **numbers) == slots
-    assert capacity_limit(jnp.array([tokens]), **numbers).tolist() == [slots]
+    moe = MoeSettings(1, 4, 2, 1.2, 1.2, 1, capacity_rule=rule)
+    assert capacity_limit(tokens, moe, train=True) == slots
+    assert capacity_limit(jnp.array([tokens]), moe, train=True).tolist() == [slots]
 
 
 def test_no_number_in_between_leaves_int32():
     """With 4112 tokens, the product 4112 * 333333 * 2 alone would exceed 2**31."""
-    numbers = {"capacity_factor": 333.333, "num_selected": 2, "num_experts": 4}
     for rule in CAPACITY_RULES:
-        slots = capacity_limit(4112, rule=rule, **numbers)
+        moe = MoeSettings(1, 4, 2, 1.0, 333.333, 1, capacity_rule=rule)
+        slots = capacity_limit(4112, moe, train=False)
         assert slots > 4112 or rule == "unlimited"
-        assert capacity_limit(jnp.array([4112]), rule=rule, **numbers).tolist() == [slots]
+        assert capacity_limit(jnp.array([4112]), moe, train=False).tolist() == [slots]
 
 
 # Three tokens choose (0, 1), (1, 0), (0, 1); their best gates are 0.5, 0.9, 0.6.

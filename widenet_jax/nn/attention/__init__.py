@@ -27,21 +27,20 @@ values in place of x: for `config.model.norm_position=peri`.
 
 It may have
 
-    check(embed_dim)                            raises BadInputError where fields do not fit D
-    forward_flops(B, T, D, memory=M) -> int     as `ops.plan` counts them; it needs this method
+    check(embed_dim)                            raises BadInputError where fields do not fit D; of
+                                                this project's layers `rules.width_rules` does
+    forward_flops(B, T, D, memory=M) -> int     as `ops.plan` counts them; it needs this method, of
+                                                this project's layers on their settings
     summarize(sums) -> metrics                  static, as a feed-forward's
 
-To add one: a file with a class, and one entry below, the class or its dotted name.
+To add one: a file with a class, its settings in `settings`, and one entry below; a user's entry is
+the class, which has fields in place of settings, or its dotted name.
 """
 
-import flax.linen as nn
+from widenet_jax.nn.settings import FullSettings, RelativeSettings, SwitchHeadSettings
 
-from widenet_jax.nn.attention.implementations import attend
-
-__all__ = ["ATTENTIONS", "attend"]
-
-ATTENTIONS: dict[str, type[nn.Module] | str] = {
-    "full": "widenet_jax.nn.attention.full:MultiHeadAttention",
-    "relative": "widenet_jax.nn.attention.relative:RelativeAttention",
-    "switch_head": "widenet_jax.nn.attention.switch_head:SwitchHead",
+ATTENTIONS: dict[str, type | str] = {
+    "full": FullSettings,
+    "relative": RelativeSettings,
+    "switch_head": SwitchHeadSettings,
 }

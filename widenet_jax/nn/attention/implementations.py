@@ -18,12 +18,19 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.nn.rules import (
+    IMPLEMENTATION,
+    attend_rules,
+    check_rules,
+    check_values,
+    cudnn_rules,
+    pallas_rules,
+    refusals_of_cudnn,
+)
 from widenet_jax.sharding import device_kind, on_each_device, platform
 from widenet_jax.typing import Array
 
-AUTO = "auto"
-FIELD = "config.model.attention.implementation"
+AUTO, FIELD = "auto", IMPLEMENTATION
 # Where plans price a layer lower with the kernel than with xla, see docs/PERFORMANCE.md: on any TPU
 # from this T; on these at any T. On others the two are about alike below it.
 PAYS_FROM = 384
@@ -54,30 +61,13 @@ def attend(
       [B, Tq, N, H]. A query without any key to attend to gets a finite vector without meaning.
 
     Raises:
-      BadInputError: arrays do not fit together, or an implementation is unknown, or cannot run here
-        or with these shapes.
+      BadInputError: arrays do not fit together, or an implementation cannot run here or with these
+        shapes.
     """
     implementation = unmeasured(implementation, query, key, fits, short=SHORT_ROWS_PAY)
-    run = choose(IMPLEMENTATIONS | {AUTO: None}, implementation, field=FIELD)
-    asked, known = ((x.shape[:1], x.shape[2:]) for x in (query, key))  # all but the tokens
-    if query.ndim != 4 or asked != known or key.shape != value.shape:
-        shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
-        raise BadInputError(f"query is [B, Tq, N, H], key and value [B, Tk, N, H]; here {shapes}")
-    B, Tq, Tk = (*query.shape[:2], key.shape[1])
-    wanted = {"mask": (mask, (B, Tk)), "segment_ids": (segment_ids, (B, Tq))}
-    for name, (array, shape) in wanted.items():
-        if array is not None and array.shape != shape:
-            raise BadInputError(f"{name} is {list(array.shape)}; must be {list(shape)}")
-    if mask is not None and mask.dtype != bool:
-        raise BadInputError(f"mask is {mask.dtype}; must be bool, True for keys to attend to")
-    if segment_ids is not None and not jnp.issubdtype(segment_ids.dtype, jnp.integer):
-        raise BadInputError(f"segment_ids are {segment_ids.dtype}; must be integers")
-    dtypes = [x.dtype for x in (query, key, value)]
-    if len(set(dtypes)) > 1 or not jnp.issubdtype(dtypes[0], jnp.floating):
-        found = ", ".join(map(str, dtypes))
-        raise BadInputError(f"query, key and value must be of one floating dtype, not {found}")
-    if (causal or segment_ids is not None) and Tq != Tk:
-        raise BadInputError(f"causal and segment_ids need as many keys as queries, not {Tk}, {Tq}")
+    check_values("model.attention", {"implementation": implementation})
+    check_rules(attend_rules(query, key, value, mask, segment_ids, causal=causal))
+    run = IMPLEMENTATIONS[implementation]
     return run(query, key, value, mask, segment_ids, causal)
 
 
@@ -224,13 +214,8 @@ def attend_pallas(
     """Computes attention by the Pallas kernel on each device's share of the batch."""
     from widenet_jax.nn.attention.pallas import LIMITS, hidden_keys, kernel_attend
 
-    if not fits(query, key):
-        raise BadInputError(
-            f"{FIELD}=pallas: {LIMITS}; here [B, T, N, H] is {query.shape}, of keys {key.shape}; "
-            "use auto"
-        )
-    if platform() not in ("tpu", "cpu"):
-        raise BadInputError(f"{FIELD}=pallas runs on TPUs, and on CPUs for tests; use auto")
+    here = f"[B, T, N, H] is {query.shape}, of keys {key.shape}; use auto"
+    check_rules(pallas_rules(platform(), fits=fits(query, key), limits=LIMITS, here=here))
     settings = {"float32_only": float32_only(), "interpret": platform() == "cpu"}
     run = functools.partial(kernel_attend, causal=causal, **settings)
     operands = (query, key, value, hidden_keys(mask, segment_ids))
@@ -246,10 +231,7 @@ def attend_cudnn(
     causal: bool,
 ) -> Array:
     """Computes attention by cuDNN's kernel on each device's share of the batch."""
-    if platform() != "gpu" or query.dtype not in (jnp.bfloat16, jnp.float16):
-        raise BadInputError(
-            f"{FIELD}=cudnn needs an NVIDIA GPU and config.model.dtype=bfloat16; use auto"
-        )
+    check_rules(cudnn_rules(platform(), query.dtype.name))
     B, T = query.shape[:2]
     # cuDNN wants a row for each query.
     visible = None if mask is None else jnp.broadcast_to(mask[:, None, None], (B, 1, T, T))
@@ -261,10 +243,8 @@ def attend_cudnn(
         how = {"mask": visible, "is_causal": causal, "scale": 1.0, "implementation": "cudnn"}
         return jax.nn.dot_product_attention(query, key, value, **how)
 
-    try:
+    with refusals_of_cudnn():
         return on_each_device(run, None, query, key, value, visible)
-    except RuntimeError as error:  # JAX does not take these sizes, or finds no cuDNN
-        raise BadInputError(f"{FIELD}=cudnn: {str(error).rstrip('.')}; use auto") from None
 
 
 def unmeasured(

@@ -8,12 +8,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError, choose
 from widenet_jax.nn.attention.distances import distance_basis, rotate
 from widenet_jax.nn.attention.full import HeadProjections
 from widenet_jax.nn.attention.implementations import (
-    AUTO,
-    FIELD,
     attention_gradients,
     centred,
     float32_only,
@@ -21,6 +18,8 @@ from widenet_jax.nn.attention.implementations import (
     unmeasured,
 )
 from widenet_jax.nn.dense import KernelAndBias, linear
+from widenet_jax.nn.rules import check_rules, pallas_rules
+from widenet_jax.nn.settings import RelativeSettings
 from widenet_jax.sharding import on_each_device, platform
 from widenet_jax.typing import Array, Aux
 
@@ -34,7 +33,7 @@ def relative_attend(
     position_bias: Array,  # [N, H] float32, w
     *,
     memory_length: Array,  # [B] int32
-    implementation: str = AUTO,
+    implementation: str = "auto",
 ) -> Array:
     """Computes softmax(((q_i + u) k_j + (q_i + w) r_(i-j)) / sqrt(H)) v_j for each head.
 
@@ -48,8 +47,6 @@ def relative_attend(
 
     Returns:
       [B, T, N, H].
-
-    Raises: as `implementations.attend`.
     """
     (_, T, _, H), S = query.shape, key.shape[1]
 
@@ -86,8 +83,7 @@ def attend(
 ) -> Array:
     """Computes causal attention with the scores query key + at_query at_key, see `attend_xla`."""
     name = unmeasured(implementation, query, key, fits)
-    run = choose(IMPLEMENTATIONS, name, field=FIELD)
-    return run(query, key, value, at_query, at_key, first)
+    return IMPLEMENTATIONS[name](query, key, value, at_query, at_key, first)
 
 
 def fits(query: Array, key: Array) -> bool:
@@ -104,11 +100,9 @@ def attend_pallas(
     """Computes the same by the Pallas kernel on each device's share of the batch."""
     from widenet_jax.nn.attention.relative_pallas import LIMITS, kernel_attend
 
-    if platform() not in ("tpu", "cpu"):
-        raise BadInputError(f"{FIELD}=pallas runs on TPUs, and on CPUs for tests; use auto")
-    if not fits(query, key):
-        here = f"[B, T, N, H] is {query.shape} after M = {key.shape[1] - query.shape[1]}"
-        raise BadInputError(f"{FIELD}=pallas: {LIMITS}; here {here}, in {query.dtype}")
+    here = f"[B, T, N, H] is {query.shape} after M = {key.shape[1] - query.shape[1]}"
+    here += f", in {query.dtype}"
+    check_rules(pallas_rules(platform(), fits=fits(query, key), limits=LIMITS, here=here))
 
     def run(at_key: Array, query: Array, *rest: Array) -> Array:
         *rest, first = rest
@@ -196,16 +190,9 @@ class RelativeAttention(HeadProjections):
     Differs from the code of Csordas et al. 2023 (RobertCsordas/moe): the sinusoids are functions of
     i - j rather than j - i, so that sines have the other sign; and scores are divided by sqrt(H)
     rather than multiplied by a learned number.
-
-    Attributes:
-      implementation: see `relative_attend`.
-      The rest: see `HeadProjections`.
     """
 
-    implementation: str = AUTO
-
-    needs_memory = True
-    use_bias = False
+    settings: RelativeSettings
 
     @nn.compact
     def __call__(
@@ -217,10 +204,10 @@ class RelativeAttention(HeadProjections):
         train: bool,
     ) -> tuple[Array, Aux]:  # [B, T, D]
         """Attends within each row to the memory and to earlier tokens."""
-        N, D = self.num_heads, x.shape[-1]
-        H = self.head_size(D)
+        N, D = self.settings.num_heads, x.shape[-1]
+        H = self.settings.head_size(D)
         context = jnp.concatenate([memory, x], axis=1)
-        position = KernelAndBias((D, N * H), None, self.kernel_init.kernel(), name="position")
+        position = KernelAndBias((D, N * H), None, self.kernels.kernel(), name="position")
         y = relative_attend(
             self.heads("query", x),
             self.heads("key", context),
@@ -229,27 +216,6 @@ class RelativeAttention(HeadProjections):
             self.param("content_bias", nn.initializers.zeros, (N, H)),
             self.param("position_bias", nn.initializers.zeros, (N, H)),
             memory_length=memory_length,
-            implementation=self.implementation,
+            implementation=self.settings.implementation,
         )
         return self.output(y, D, train=train), {}
-
-    def check(self, embed_dim: int) -> None:
-        """Raises BadInputError where the fields do not fit D, or name no implementation."""
-        self.head_size(embed_dim)
-        choose({AUTO: None} | IMPLEMENTATIONS, self.implementation, field=FIELD)
-        if embed_dim % 2:
-            raise BadInputError(
-                f"config.model.embed_dim={embed_dim} must be even: positions are pairs of a sine "
-                "and a cosine"
-            )
-
-    def forward_flops(self, B: int, T: int, D: int, *, memory: int = 0) -> int:
-        """Returns the FLOPs of a layer in which T tokens see M earlier ones and those before them.
-
-        4 T D W for queries and output, 4 (M + T) D W for keys and values, W = N H, and 6 W for each
-        token and token that it sees: scores by content, scores by distance, the weighted sum. The
-        keys of the distances are left out: all examples of a batch share them.
-        """
-        M, W = memory, self.num_heads * self.head_size(D)
-        seen = T * M + T * (T + 1) // 2
-        return B * ((4 * T + 4 * (M + T)) * D * W + 6 * seen * W)

@@ -12,8 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError
-from widenet_jax.nn.attention.implementations import FIELD, centred
+from widenet_jax.nn.attention.implementations import centred
 from widenet_jax.nn.attention.pallas import (
     HEAD_DIMS,
     LANES,
@@ -26,6 +25,7 @@ from widenet_jax.nn.attention.pallas import (
     per_head,
     turned,
 )
+from widenet_jax.nn.rules import check_rules, v4_line
 from widenet_jax.sharding import device_kind
 from widenet_jax.typing import Array
 
@@ -86,11 +86,8 @@ def _attend(*arrays: Array | Settings) -> Array:
 
 def _attend_trained(*arrays: Array | Settings) -> tuple[Array, tuple]:
     keys = arrays[1].shape[1]
-    if keys > MOST_KEYS_V4 and device_kind() == "TPU v4":
-        raise BadInputError(
-            f"{FIELD}=pallas: on a TPU v4 it trains with M + T of at most {MOST_KEYS_V4:,}, here "
-            f"{keys:,}; use auto"
-        )
+    most = MOST_KEYS_V4 if device_kind() == "TPU v4" else keys
+    check_rules([(keys > most, v4_line(MOST_KEYS_V4, keys))])
     return _attend_forward(*arrays)
 
 

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from widenet_jax.errors import check_range
-from widenet_jax.nn.attention.full import SECTION, SelfAttention
+from widenet_jax.nn.attention.full import SelfAttention
 from widenet_jax.nn.dense import Dropout, KernelAndBias, linear
 from widenet_jax.nn.moe.slots import chosen_experts
+from widenet_jax.nn.settings import SwitchHeadSettings
 from widenet_jax.typing import Array, Aux
 
 SIDES = ("value", "out")
@@ -40,19 +40,9 @@ class SwitchHead(SelfAttention):
     belongs to one operation. Differs from MoEUT, whose p is also averaged over the loops of a
     layer: here each loop adds its own, so that the weight counts once a loop. The sizes of MoEUT
     divide it by their loops.
-
-    Attributes:
-      num_experts: A.
-      num_selected_experts: K; no meaning with A = 1.
-      entropy: weight of the loss.
-      The rest: see `full.SelfAttention`.
     """
 
-    num_experts: int = 1
-    num_selected_experts: int = 2
-    entropy: float = 0.001
-
-    use_bias = False
+    settings: SwitchHeadSettings
 
     @nn.compact
     def __call__(
@@ -67,27 +57,29 @@ class SwitchHead(SelfAttention):
         """Attends within each example; with `segment_ids`, within equal numbers."""
         source, heads = x if values is None else values, self.queries_and_keys(x)
         seen = {"mask": mask, "segment_ids": segment_ids}
-        if self.num_experts == 1:
+        if self.settings.num_experts == 1:
             y = self.attended(*heads, self.heads("value", source), **seen)
             gate = jax.nn.sigmoid(self.logits("out", x)).astype(y.dtype)
             return self.output(y * gate, x.shape[-1], train=train), {}
         logits = {side: self.logits(side, x) for side in SIDES}
         chosen = {side: self.chosen(logits[side]) for side in SIDES}
         scores = {
-            side: jnp.where(chosen[side], jax.nn.sigmoid(logits[side]), 0).astype(self.dtype)
+            side: jnp.where(chosen[side], jax.nn.sigmoid(logits[side]), 0).astype(self.float_type)
             for side in SIDES
         }
-        D, W = x.shape[-1], self.num_heads * self.head_size(x.shape[-1])
-        v = mixed_values(source.astype(self.dtype), self.experts("value", D, W), scores["value"])
+        D, W = x.shape[-1], self.settings.num_heads * self.settings.head_size(x.shape[-1])
+        v = mixed_values(
+            source.astype(self.float_type), self.experts("value", D, W), scores["value"]
+        )
         y = self.attended(*heads, v, **seen)
         y = mixed_outputs(y, self.experts("out", W, D), scores["out"])
-        y = Dropout(self.dropout)(y, train=train)
+        y = Dropout(self.settings.dropout)(y, train=train)
         return y, self.aux(logits, chosen, jnp.ones(x.shape[:2], bool) if mask is None else mask)
 
     def logits(self, side: str, x: Array) -> Array:  # [B, T, D] -> [B, T, N, A]
         """Computes the scores of all experts before the sigmoid, in full float32."""
-        N, A = self.num_heads, self.num_experts
-        init = self.kernel_init.router()
+        N, A = self.settings.num_heads, self.settings.num_experts
+        init = self.kernels.router()
         kernel = self.param(f"{side}_router", init, (x.shape[-1], N * A))
         # In float32, whatever `dtype`: rounding would move tokens between experts.
         x, highest = x.astype(jnp.float32), jax.lax.Precision.HIGHEST
@@ -95,22 +87,29 @@ class SwitchHead(SelfAttention):
 
     def chosen(self, logits: Array) -> Array:
         """Marks the K experts of largest logits, [B, T, N, A]."""
-        _, index = jax.lax.top_k(logits, self.num_selected_experts)
-        return chosen_experts(index, self.num_experts)
+        _, index = jax.lax.top_k(logits, self.settings.num_selected_experts)
+        return chosen_experts(index, self.settings.num_experts)
 
     def experts(self, side: str, rows: int, columns: int) -> Array:
         """Returns the kernels of one side, each drawn as one dense kernel."""
-        shape, init = (self.num_experts, rows, columns), self.kernel_init.kernel(batch_axis=(0,))
+        shape, init = (
+            (self.settings.num_experts, rows, columns),
+            self.kernels.kernel(batch_axis=(0,)),
+        )
         return KernelAndBias(shape, None, init, name=f"{side}_experts")()[0]
 
     def aux(self, logits: Mapping, chosen: Mapping, mask: Array) -> Aux:
         """Returns the loss, and `attention_load` [2, N, A]: tokens of each expert, values first."""
         load = jnp.stack([(chosen[side] & mask[..., None, None]).sum((0, 1)) for side in SIDES])
         sums = {"attention_load": load.astype(jnp.int32)}
-        if not self.entropy:
+        if not self.settings.entropy:
             return {"loss": jnp.float32(0), "losses": {}, "sums": sums}
         loss = sum(negative_entropy(logits[side], mask) for side in SIDES)
-        return {"loss": self.entropy * loss, "losses": {"attention_entropy": loss}, "sums": sums}
+        return {
+            "loss": self.settings.entropy * loss,
+            "losses": {"attention_entropy": loss},
+            "sums": sums,
+        }
 
     @staticmethod
     def summarize(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -119,25 +118,6 @@ class SwitchHead(SelfAttention):
             return {}
         load = np.asarray(sums["attention_load"], np.float64)
         return {"attention_load": load / np.maximum(load.sum(-1, keepdims=True), 1)}
-
-    def check(self, embed_dim: int) -> None:
-        """Raises BadInputError where a field is out of range, or does not fit D."""
-        super().check(embed_dim)
-        check_range(f"{SECTION}.num_experts", self.num_experts, 1, 2**10)
-        if self.num_experts > 1:
-            selected = f"{SECTION}.num_selected_experts"
-            check_range(selected, self.num_selected_experts, 1, self.num_experts)
-
-    def forward_flops(self, B: int, T: int, D: int, *, memory: int = 0) -> int:
-        """Returns the FLOPs of a layer with its chosen experts, without their scores.
-
-        4 T D W for queries and keys, 4 K T D W for values and output, W = N H; 4 W for each token
-        and token that it sees.
-        """
-        del memory
-        W = self.num_heads * self.head_size(D)
-        K = 1 if self.num_experts == 1 else self.num_selected_experts
-        return B * (4 * (1 + K) * T * D * W + 4 * self.pairs(T) * W)
 
 
 @jax.checkpoint

@@ -13,15 +13,17 @@ method, so that no result depends on the devices; the methods draw different mas
 Shapes in the letters of `widenet_jax.typing`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from widenet_jax.errors import choose
 from widenet_jax.nn.moe.experts import ExpertFfn
-from widenet_jax.nn.moe.slots import choice_mask, spread
+from widenet_jax.nn.moe.slots import capacity, choice_mask, spread
+from widenet_jax.nn.rules import UNLIMITED
+from widenet_jax.nn.settings import MoeSettings
+from widenet_jax.nn.stack_settings import StackSettings
 from widenet_jax.sharding import BATCH, constrain, on_each_device
 from widenet_jax.typing import Array, Routing
 
@@ -253,13 +255,13 @@ def masked_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
 
 # --- Choice ----------------------------------------------------------------------------------
 
+AUTO = "auto"
 DISPATCHERS: dict[str, Callable[..., Array]] = {
     "einsum": einsum_dispatch,
     "gather": gather_dispatch,
     "ragged": ragged_dispatch,
     "masked": masked_dispatch,
 }
-AUTO = "auto"
 
 # Tokens a group up to which one-hot products beat gathers on a TPU: the cost of a product grows
 # with the group, the cost of a gather does not. An example of ViT has 197 or 257 tokens, the
@@ -272,10 +274,8 @@ EINSUM_TOKENS = 512
 MASKED_SHARE = 1 / 4
 
 
-def choose_dispatch(
-    name: str, *, platform: str, group_tokens: int, capacity: int, share: float, unlimited: bool
-) -> str:
-    """Returns the method that `name` stands for; for "auto" the cheapest on the platform.
+def method_of(moe: MoeSettings, *, platform: str, group_tokens: int, train: bool) -> str:
+    """Returns the method that `moe.dispatch` stands for; for "auto" the cheapest on the platform.
 
     On a TPU, without a limit of the capacity: `masked` from K/E = 1/4, else `ragged`. With one:
     `ragged` where every expert has a slot for every token, so that most slots are empty; `einsum`
@@ -284,23 +284,40 @@ def choose_dispatch(
     all experts' products of all rows, as `masked` does, which need not sort them.
 
     Args:
-      name: a key of `DISPATCHERS`, or "auto".
+      moe: the settings of the layer.
       platform: "tpu", "gpu" or "cpu".
       group_tokens: S.
-      capacity: C.
-      share: K/E.
-      unlimited: whether the rule of the capacity is `slots.UNLIMITED`.
-
-    Raises:
-      BadInputError: an unknown name.
+      train: whether the capacity is the one of training.
     """
-    choose({AUTO: None, **DISPATCHERS}, name, field="config.model.moe.dispatch")
-    if name != AUTO:
-        return name
+    unlimited = moe.capacity_rule == UNLIMITED
+    if moe.dispatch != AUTO:
+        return moe.dispatch
     if platform != "tpu":
         return "masked" if unlimited else "gather"
     if unlimited:
-        return "masked" if share >= MASKED_SHARE else "ragged"
-    if capacity >= group_tokens:
+        many = moe.num_selected_experts / moe.num_experts >= MASKED_SHARE
+        return "masked" if many else "ragged"
+    if capacity(group_tokens, moe, train=train) >= group_tokens:
         return "ragged"
     return "einsum" if group_tokens <= EINSUM_TOKENS else "gather"
+
+
+def dispatch_methods(stack: StackSettings, num_tokens: int, *, platform: str) -> dict[str, str]:
+    """Returns the method in each mode: {"training": "einsum", "evaluation": "ragged"}.
+
+    Args:
+      stack: the settings of the blocks; without experts there is no method.
+      num_tokens: T of one example.
+      platform: "tpu", "gpu" or "cpu".
+    """
+    if stack.ffn != "moe":
+        return {}
+    moe = stack.feed_forwards["moe"]
+    group = {"platform": platform, "group_tokens": moe.examples_per_group * num_tokens}
+    modes = {"training": True, "evaluation": False}
+    return {mode: method_of(moe, **group, train=train) for mode, train in modes.items()}
+
+
+def dispatch_text(methods: Mapping[str, str]) -> str:
+    """Formats `dispatch_methods` as "einsum in training, ragged in evaluation"."""
+    return ", ".join(f"{method} in {mode}" for mode, method in methods.items())

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from flax.typing import Initializer
 
 from widenet_jax.nn.dense import KernelAndBias, Words, draw_words, drop, linear
-from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.mlp import ACTIVATIONS, GATED, activate
+from widenet_jax.nn.mlp import ACTIVATIONS, activate
+from widenet_jax.nn.module import Module
+from widenet_jax.nn.rules import GATED
+from widenet_jax.nn.settings import FfnSettings
 from widenet_jax.param_names import EXPERTS
 from widenet_jax.sharding import platform
 from widenet_jax.typing import Array
@@ -165,25 +167,19 @@ def scaled_side_by_side(h: Array, gate: Array) -> Array:  # [..., E F], [..., E]
     return (h.astype(jnp.float32) * spread).astype(h.dtype)
 
 
-class Experts(nn.Module):
-    """Holds the parameters of `ExpertFfn`: wi, wg and wo, kernel [E, in, out] and bias [E, out].
+class Experts(Module):
+    """Holds the parameters of `ExpertFfn`: wi, wg and wo, kernel [E, in, out] and bias [E, out]."""
 
-    Attributes: see `layer.MoeLayer`.
-    """
-
-    num_experts: int  # E
-    mlp_dim: int  # F
-    use_bias: bool
-    kernel_init: KernelInit
-    activation: str
+    settings: FfnSettings  # of `MoeLayer` or `SoftMoe`
 
     @nn.compact
     def __call__(self, embed_dim: int, *, drops: bool) -> dict[str, Array | None]:
         """Returns the arrays of `ExpertFfn`, with a key of the dropout if it `drops`."""
-        E, D, F, init = self.num_experts, embed_dim, self.mlp_dim, self.kernel_init
+        s, init = self.settings, self.kernels
+        E, D, F = s.num_experts, embed_dim, s.mlp_dim
 
         def dense(name: str, inputs: int, outputs: int, kernel_init: Initializer) -> tuple:
-            bias = (E, outputs) if self.use_bias else None
+            bias = (E, outputs) if s.use_bias else None
             held = KernelAndBias(
                 (E, inputs, outputs), bias, kernel_init, init.scheme.ffn_bias, name=name
             )
@@ -193,30 +189,29 @@ class Experts(nn.Module):
         wi, wi_bias = dense("wi", D, F, init.kernel(batch_axis=(0,)))
         wo, wo_bias = dense("wo", F, D, init.experts_out(E, F))
         arrays = {"wi": wi, "wi_bias": wi_bias, "wo": wo, "wo_bias": wo_bias}
-        if self.activation in GATED:
+        if s.activation in GATED:
             wg, wg_bias = dense("wg", D, F, init.kernel(batch_axis=(0,)))
             arrays |= {"wg": wg, "wg_bias": wg_bias}
         return arrays | {"key": self.make_rng("dropout") if drops else None}
 
 
 def build_experts(
-    layer: nn.Module, embed_dim: int, *, train: bool, drops_output: bool
+    settings: FfnSettings, embed_dim: int, *, train: bool, drops_output: bool
 ) -> ExpertFfn:
     """Returns a layer's experts with their parameters, and in training the key of their dropout.
 
     Args:
-      layer: the module that calls this, with the fields of `layer.MoeLayer`.
+      settings: of the layer that calls this.
       embed_dim: D.
-      train: whether `layer.dropout` acts.
+      train: whether dropout acts.
       drops_output: whether it acts after the output layer, too.
     """
-    sizes = layer.num_experts, layer.mlp_dim
-    held = Experts(*sizes, layer.use_bias, layer.kernel_init, layer.activation, name=EXPERTS)
+    held = Experts(settings, name=EXPERTS)
     return ExpertFfn(
-        **held(embed_dim, drops=train and layer.dropout > 0),
-        dropout=layer.dropout,
-        drops_hidden=layer.hidden_dropout,
+        **held(embed_dim, drops=train and settings.dropout > 0),
+        dropout=settings.dropout,
+        drops_hidden=settings.hidden_dropout,
         drops_output=drops_output,
-        activation=layer.activation,
-        output_activation=layer.output_activation,
+        activation=settings.activation,
+        output_activation=settings.output_activation,
     )

@@ -12,11 +12,8 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError, check_fields, choose
 from widenet_jax.nn.moe.slots import choice_counts, pick, spread
 from widenet_jax.typing import Array, Routing
-
-SECTION = "config.model.moe.losses"
 
 
 def load_balance_loss(routing: Routing, mask: Array) -> Array:
@@ -155,7 +152,7 @@ SCOPES = {"group": lambda x: x, "batch": lambda x: x.reshape(1, -1, *x.shape[2:]
 def balance_losses(
     routing: Routing, mask: Array, settings: Mapping[str, float | str]
 ) -> tuple[dict[str, Array], Array]:
-    """Computes the losses of one routing operation that have a weight.
+    """Computes the losses of one routing operation that have a weight, lambda of WideNet's eq. 8.
 
     Args:
       routing: without slots.
@@ -167,22 +164,14 @@ def balance_losses(
     Returns:
       Each loss of weight other than 0, unweighted, and their weighted sum, with a balancing bias
       plus `balance_bias_loss`; scalars float32.
-
-    Raises:
-      BadInputError: an unknown name, or the loss `load` with a router that does not allow it.
     """
-    check_fields([*LOSSES, "over"], settings, section=SECTION)
     weights = {name: weight for name, weight in settings.items() if name != "over" and weight}
-    scope = choose(SCOPES, settings.get("over", ""), field=f"{SECTION}.over")
-    if "load" in weights and "load_probability" not in routing.extra:
-        raise BadInputError(
-            f"{SECTION}.load={weights['load']} needs a router with noise of its own size: "
-            "config.model.moe.router.name=noisy_top_k or hierarchical; set the weight to 0"
-        )
     start = jnp.float32(0)
     if routing.balance_bias is not None:
         start = balance_bias_loss(routing, mask)
-    routing, mask = jax.tree.map(scope, (routing.replace(balance_bias=None), mask))
+    routing, mask = jax.tree.map(
+        SCOPES[settings["over"]], (routing.replace(balance_bias=None), mask)
+    )
     real = mask.any(axis=1)
     groups = jnp.maximum(real.sum(), 1)
     per_group = {name: LOSSES[name](routing, mask) for name in weights}

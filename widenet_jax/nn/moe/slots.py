@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from widenet_jax.errors import choose
+from widenet_jax.nn.rules import UNLIMITED
+from widenet_jax.nn.settings import MoeSettings
 from widenet_jax.typing import Array, Aux, Routing
 
 
@@ -29,8 +30,6 @@ def ceil_times(n: Array | int, ratio: Fraction) -> Array | int:
     return -floor_times(-n, ratio)
 
 
-UNLIMITED = "unlimited"
-
 # Slots an expert may fill for n tokens (an int or an int array); the capacity factor is a Fraction.
 CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
     # All experts' buffers together hold factor*K*n tokens; each has one E-th of them, rounded up.
@@ -44,18 +43,18 @@ CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
 }
 
 
-def capacity_limit(
-    num_tokens: Array | int, rule: str, capacity_factor: float, num_selected: int, num_experts: int
-) -> Array | int:
-    """Returns the slots that each expert may fill in a group of `num_tokens` real tokens, >= 0.
-
-    Raises:
-      BadInputError: an unknown rule.
-    """
-    slots = choose(CAPACITY_RULES, rule, field="config.model.moe.capacity_rule")
-    factor = Fraction(str(capacity_factor)).limit_denominator(1000)
-    limit = slots(num_tokens, factor, num_selected, num_experts)
+def capacity_limit(num_tokens: Array | int, moe: MoeSettings, *, train: bool) -> Array | int:
+    """Returns the slots that each expert may fill in a group of `num_tokens` real tokens, >= 0."""
+    factor = moe.capacity_factor if train else moe.capacity_factor_eval
+    factor = Fraction(str(factor)).limit_denominator(1000)
+    slots = CAPACITY_RULES[moe.capacity_rule]
+    limit = slots(num_tokens, factor, moe.num_selected_experts, moe.num_experts)
     return max(limit, 0) if isinstance(limit, int) else jnp.maximum(limit, 0)
+
+
+def capacity(num_tokens: int, moe: MoeSettings, *, train: bool) -> int:
+    """Returns C of a group of `num_tokens`: at least one slot, at most the whole group."""
+    return max(1, min(capacity_limit(num_tokens, moe, train=train), num_tokens))
 
 
 # --- Priorities: which choices are kept when an expert is full -------------------------------
@@ -105,16 +104,11 @@ def assign_slots(
     limit: Array,  # [G] int32, slots that may be filled, at most `capacity`
     priority: str,
 ) -> Routing:
-    """Fills `routing.slot`: the place in the expert's buffer, or `capacity` where dropped.
-
-    Raises:
-      BadInputError: an unknown priority.
-    """
-    place = choose(PRIORITIES, priority, field="config.model.moe.priority")
+    """Fills `routing.slot`: the place in the expert's buffer, or `capacity` where dropped."""
     E = routing.router_probs.shape[-1]
     choices = choice_mask(routing.expert_index, E)  # [G, S, K, E]
     choices = (choices & mask[..., None, None]).astype(jnp.int32)
-    position = place(choices, routing.gate)  # position_in_expert [G, S, K]
+    position = PRIORITIES[priority](choices, routing.gate)  # position_in_expert [G, S, K]
     kept = (position < limit[:, None, None]) & mask[..., None]
     kept &= routing.expert_index < E
     return routing.replace(slot=jnp.where(kept, position, capacity).astype(jnp.int32))

@@ -4,47 +4,27 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.errors import check_range, choose
-from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.mlp import ACTIVATIONS, check_activation, products
+from widenet_jax.nn.module import Module
 from widenet_jax.nn.moe.dispatch import BUFFERS
 from widenet_jax.nn.moe.experts import build_experts
+from widenet_jax.nn.settings import SoftMoeSettings
 from widenet_jax.sharding import BATCH, constrain
 from widenet_jax.typing import Array, FfnOutput, Routing
 
-SECTION = "config.model.soft_moe"
 EPSILON = 1e-6  # added to squared norms
 
 
-class SoftMoe(nn.Module):
+class SoftMoe(Module):
     """y_t = sum over slots of softmax_slots(l_t) F(sum over tokens of softmax_tokens(l) x).
 
     l = scale (x / |x|) . (mu / |mu|), one mu [D] for each of the p slots of each of the E experts;
     all tokens of an example take part in every slot. Padding is not among the tokens; its own
     outputs are computed but never read. Parameters: `mu` [D, E, p], `scale`, 1 at first, `experts`.
 
-    Attributes:
-      mlp_dim: F of every expert.
-      num_experts: E.
-      capacity_factor: c; an example of T tokens has p = max(1, round(c T / E)) slots an expert. T
-        is the initialisation's: shorter and longer examples have as many.
-      use_bias, activation, output_activation, kernel_init, dropout, hidden_dropout: of the experts,
-        as in `nn.mlp.Mlp`.
-      dtype: of the products; logits and both softmaxes are float32.
+    Shorter and longer examples have as many slots as those of the initialisation.
     """
 
-    mlp_dim: int
-    num_experts: int
-    capacity_factor: float = 1.0
-    use_bias: bool = True
-    dropout: float = 0.0
-    hidden_dropout: bool = True
-    activation: str = "gelu_tanh"
-    output_activation: bool = False
-    kernel_init: KernelInit = KernelInit()
-    dtype: jnp.dtype = jnp.float32
-
-    mixes = True  # a token's output depends on the other tokens of its example
+    settings: SoftMoeSettings
 
     @nn.compact
     def __call__(
@@ -55,14 +35,9 @@ class SoftMoe(nn.Module):
         train: bool,
         routing: Routing | None = None,
     ) -> FfnOutput:
-        """Ignores `routing`, which belongs to the feed-forward contract.
-
-        Raises:
-          BadInputError: a field is out of range, or a name is unknown.
-        """
+        """Ignores `routing`, which belongs to the feed-forward contract."""
         del routing
-        self.check()
-        experts = build_experts(self, x.shape[-1], train=train, drops_output=True)
+        experts = build_experts(self.settings, x.shape[-1], train=train, drops_output=True)
         with jax.named_scope("router"):
             logits = self.logits(x.astype(jnp.float32))  # [B, T, E, p]
             real = True if mask is None else mask[..., None, None]
@@ -82,7 +57,7 @@ class SoftMoe(nn.Module):
         """Returns the scores of all slots for each token, without a mask."""
         D = x.shape[-1]
         if self.is_initializing():
-            shape = D, self.num_experts, self.slots(x.shape[1])
+            shape = D, self.settings.num_experts, self.settings.slots(x.shape[1])
         else:
             shape = self.get_variable("params", "mu").shape
         mu = self.param("mu", nn.initializers.normal(D**-0.5), shape)
@@ -91,21 +66,6 @@ class SoftMoe(nn.Module):
         return jnp.einsum(
             "btd,dep->btep", unit(x, axis=-1), directions, precision=jax.lax.Precision.HIGHEST
         )
-
-    def check(self) -> None:
-        """Raises BadInputError where a field is out of range."""
-        check_range(f"{SECTION}.capacity_factor", self.capacity_factor, 1e-3, 1e3)
-        choose(ACTIVATIONS, self.activation, field=f"{SECTION}.activation")
-        check_activation(self.activation, self.output_activation)
-
-    def slots(self, tokens: int) -> int:
-        """Returns p for examples of so many tokens."""
-        return max(1, round(self.capacity_factor * tokens / self.num_experts))
-
-    def forward_flops(self, B: int, T: int, D: int) -> int:
-        """Returns the FLOPs of the experts on all slots, and of logits, dispatch and combine."""
-        slots = self.num_experts * self.slots(T)
-        return B * slots * 2 * D * (products(self.activation) * self.mlp_dim + 3 * T)
 
 
 def unit(x: Array, *, axis: int) -> Array:

@@ -16,6 +16,8 @@ from flax.traverse_util import flatten_dict
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.moe.layer import MoeLayer
+from widenet_jax.nn.moe.slots import capacity
+from widenet_jax.nn.settings import MoeSettings
 from widenet_jax.param_names import ENCODER
 from widenet_jax.typing import Array, PyTree, Routing
 
@@ -78,14 +80,14 @@ def token_routing(
     # Blocks after a loop with exits run on the states after each loop: the last rows count.
     groups = B // model.examples_per_group
     routings = [jax.tree.map(lambda x: x[-groups:], call.routing) for call in calls]
-    per_block = [by_token(of, MoeLayer(**model.feed_forwards[MOE]), B) for of in routings]
+    per_block = [by_token(of, model.feed_forwards[MOE], B) for of in routings]
     return outputs, jax.tree.map(lambda *blocks: jnp.stack(blocks), *per_block)
 
 
-def by_token(routing: Routing, layer: MoeLayer, B: int) -> TokenRouting:
+def by_token(routing: Routing, moe: MoeSettings, B: int) -> TokenRouting:
     """Splits groups [G, S, ...] of consecutive examples into examples [B, T, ...]."""
     G, S, _ = routing.expert_index.shape
-    dropped = routing.slot >= layer.slots(S, train=False)
+    dropped = routing.slot >= capacity(S, moe, train=False)
     fields = (routing.expert_index, routing.gate, routing.router_probs, dropped)
     return TokenRouting(*(field.reshape(B, G * S // B, -1) for field in fields))
 

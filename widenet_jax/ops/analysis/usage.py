@@ -17,7 +17,6 @@ import numpy as np
 
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.inference.over_source import real_token_mask, sums_over_source
-from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.slots import choice_mask, summarize
 from widenet_jax.ops.analysis.captured import (
     MOE,
@@ -200,8 +199,7 @@ def usage_sums(
     first = pairs[:, :, :, 0].reshape(L, -1, E)  # [L, tokens, E]
     chosen = pairs.sum(axis=3).reshape(L, -1, E)
     dropped, probs = routing.dropped, routing.router_probs
-    layer = MoeLayer(**trained.model.feed_forwards[MOE])
-    if layer.experts_choose:  # E is an expert that took no token
+    if trained.model.feed_forwards[MOE].router.experts_choose:  # E is an expert that took no token
         dropped &= routing.expert_index < E
     token_entropy = -(probs * jnp.log(probs + 1e-30)).sum(axis=-1)  # [L, B, T]
     exact = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)

@@ -60,7 +60,7 @@ def layer_of(method: str, size: LayerSize | DispatchSize, dtype: str) -> nn.Modu
     """
     if method == DENSE:
         width = size.experts * size.expert_dim
-        return Mlp(mlp_dim=width, activation="relu", dtype=jnp.dtype(dtype))
+        return Mlp(mlp_dim=width, activation="relu", dtype=dtype)
     if isinstance(size, DispatchSize):
         fields = {
             "mlp_dim": size.mlp_dim,
@@ -75,7 +75,7 @@ def layer_of(method: str, size: LayerSize | DispatchSize, dtype: str) -> nn.Modu
         fields |= {"capacity_factor": 1.0, "capacity_factor_eval": 1.0, "examples_per_group": 1}
         fields |= {"capacity_rule": UNLIMITED, "router": {"name": "sigmoid", "expert_dropout": 0.0}}
     fields |= {"num_experts": size.experts, "num_selected_experts": size.selected}
-    return MoeLayer(**fields, dispatch=method, dtype=jnp.dtype(dtype))
+    return MoeLayer(**fields, dispatch=method, dtype=dtype)
 
 
 def dispatch_row(method: str, size: DispatchSize, *, dtype: str, rounds: int) -> dict[str, Any]:

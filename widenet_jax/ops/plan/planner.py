@@ -14,7 +14,9 @@ from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
-from widenet_jax.nn.moe.layer import dispatch_methods
+from widenet_jax.nn.moe.dispatch import dispatch_methods
+from widenet_jax.nn.settings import Settings
+from widenet_jax.nn.stack_settings import UserPart
 from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.pricing import Price, price_module, totals
@@ -123,7 +125,7 @@ def size_figures(config: ConfigDict, data: DataInfo, topology: Topology) -> dict
         "params_unrolled": count_unrolled(model, inputs),
         "carry_gib": carried / topology.num_devices / GIB,
         "gflops_per_example": flops / 1e9,
-        "dispatch": dispatch_methods(config.model, model.num_tokens(inputs), platform="tpu"),
+        "dispatch": dispatch_methods(model.stack, model.num_tokens(inputs), platform="tpu"),
         "limit_ms": 1e3 * flops * config.batch_size / topology.peak_flops,
         "steps": to_steps(config.duration, field="config.duration", **sizes),
     }
@@ -255,27 +257,28 @@ def forward_flops(model: Mapping, inputs: Shapes, **model_fields: int | str) -> 
     sizes = (1, module.num_tokens(inputs), module.embed_dim)  # B, T, D
     memory = inputs["memory"].shape[2] if "memory" in inputs else 0  # M of [B, L, M, D]
     outside = method(module, "outside_flops", f"name={model['name']}")(inputs)
-    field = f"attention.name={module.attention['name']}"
-    attention = method(module.build_attention(), "forward_flops", field)(*sizes, memory=memory)
+    field = f"attention.name={module.attention_name}"
+    attention = method(module.attention, "forward_flops", field)(*sizes, memory=memory)
     names = module.ffn_names()
     blocks = {
-        name: attention + method(module.build_ffn(name), "forward_flops", f"ffn={name}")(*sizes)
+        name: attention + method(module.feed_forwards[name], "forward_flops", f"ffn={name}")(*sizes)
         for name in names
     }
     runs = zip(module.loop.runs(), names, strict=True)
     return outside + sum(n * blocks[name] for n, name in runs)
 
 
-def method(part: nn.Module, name: str, field: str) -> Callable[..., int]:
-    """Returns the method of a part that counts its products.
+def method(part: Settings | UserPart | nn.Module, name: str, field: str) -> Callable[..., int]:
+    """Returns the method of a part or of a model that counts its products.
 
     Raises:
       BadInputError: it has none.
     """
     if not hasattr(part, name):
+        kind = part.kind if isinstance(part, UserPart) else type(part)
         raise BadInputError(
             f"config.model.{field}: its FLOPs are not counted; add the method {name} to its class "
-            f"{type(part).__name__}"
+            f"{kind.__name__}"
         )
     return getattr(part, name)
 

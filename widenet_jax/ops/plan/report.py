@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from widenet_jax.nn.moe.layer import dispatch_text
+from widenet_jax.nn.moe.dispatch import dispatch_text
 from widenet_jax.ops.plan.printed import PRETRAINING
 from widenet_jax.run.tables import table_of, text_table
 

@@ -27,21 +27,49 @@ and each expert takes the tokens with the largest `router_probs` for it, which b
 
 The routers here are modules around pure functions; `scoring.py` holds what they share.
 
-To add a router: one file here, and one entry below, the class or its dotted name.
+To add a router: one file here, and one entry below; a user's entry is the class or its dotted name.
 """
 
-import flax.linen as nn
+from typing import NamedTuple
 
 PLACE = "widenet_jax.nn.moe.routers"
-ROUTERS: dict[str, type[nn.Module] | str] = {
-    "top_k": f"{PLACE}.softmax:TopKRouter",
-    "softmax": f"{PLACE}.softmax:SoftmaxRouter",
-    "softmax_renormalized": f"{PLACE}.softmax:SoftmaxRenormalizedRouter",
-    "noisy_top_k": f"{PLACE}.noisy:NoisyTopKRouter",
-    "switch": f"{PLACE}.softmax:SwitchRouter",
-    "sigmoid": f"{PLACE}.sigmoid:SigmoidRouter",
-    "sinkhorn": f"{PLACE}.sigmoid:SinkhornRouter",
-    "sinkhorn_released": f"{PLACE}.sigmoid:ReleasedSinkhornRouter",
-    "hierarchical": f"{PLACE}.noisy:HierarchicalRouter",
-    "expert_choice": f"{PLACE}.softmax:ExpertChoiceRouter",
+
+
+class Router(NamedTuple):
+    """A router of this project, without JAX.
+
+    Attributes:
+      module: dotted name of its class.
+      fields: its own, which its section of a config has.
+      idle: own fields that no section needs, as they change nothing.
+      mixes: whether experts choose tokens.
+      own_noise: whether it learns the size of its noise, which the loss `load` needs.
+    """
+
+    module: str
+    fields: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    mixes: bool = False
+    own_noise: bool = False
+
+
+BIAS = ("bias_balancing",)
+DROPPING = ("expert_dropout", *BIAS)
+ROUTERS: dict[str, Router | type | str] = {
+    "top_k": Router(f"{PLACE}.softmax:TopKRouter", ("noise_std",)),  # WideNet
+    "softmax": Router(f"{PLACE}.softmax:SoftmaxRouter", DROPPING),
+    "softmax_renormalized": Router(f"{PLACE}.softmax:SoftmaxRenormalizedRouter", DROPPING),
+    # Shazeer et al. 2017
+    "noisy_top_k": Router(f"{PLACE}.noisy:NoisyTopKRouter", own_noise=True),
+    "switch": Router(f"{PLACE}.softmax:SwitchRouter"),  # Fedus et al. 2021
+    "sigmoid": Router(f"{PLACE}.sigmoid:SigmoidRouter", DROPPING),  # sigma-MoE
+    # S-BASE, and as Csordás et al. released it
+    "sinkhorn": Router(f"{PLACE}.sigmoid:SinkhornRouter", DROPPING[:1], BIAS),
+    "sinkhorn_released": Router(f"{PLACE}.sigmoid:ReleasedSinkhornRouter", DROPPING[:1], BIAS),
+    # Shazeer et al. 2017, appendix B
+    "hierarchical": Router(
+        f"{PLACE}.noisy:HierarchicalRouter", ("groups", "selected_groups"), own_noise=True
+    ),
+    # Zhou et al. 2022
+    "expert_choice": Router(f"{PLACE}.softmax:ExpertChoiceRouter", mixes=True),
 }

@@ -5,8 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr
 
-from widenet_jax.errors import BadInputError, check_range
-from widenet_jax.nn.moe.routers.scoring import SECTION, ScoringRouter, choose_experts, needed
+from widenet_jax.nn.moe.routers.scoring import ScoringRouter, choose_experts, needed
 from widenet_jax.nn.moe.slots import chosen_experts, pick, spread
 from widenet_jax.typing import Array, Routing
 
@@ -25,11 +24,7 @@ class NoisyTopKRouter(ScoringRouter):
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
-        """Routes tokens; see the contract in `moe.routers`.
-
-        Raises:
-          ValueError: training without a key.
-        """
+        """Routes tokens; see the contract in `moe.routers`."""
         logits, std = self.scores_and_noise(x, self.num_experts)
         noise = jax.random.normal(needed(key), logits.shape, logits.dtype) if train else None
         return route_noisy_top_k(logits, std, noise, mask, self.num_selected_experts)
@@ -104,29 +99,11 @@ class HierarchicalRouter(NoisyTopKRouter):
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
-        """Routes tokens; see the contract in `moe.routers`.
-
-        Raises:
-          BadInputError: the groups do not divide the experts, or the selected ones K.
-          ValueError: training without a key.
-        """
-        self.check()
+        """Routes tokens; see the contract in `moe.routers`."""
         scores, std = self.scores_and_noise(x, self.groups + self.num_experts)
         noise = jax.random.normal(needed(key), scores.shape, scores.dtype) if train else None
         sizes = self.num_selected_experts, self.groups, self.selected_groups
         return route_hierarchical(scores, std, noise, mask, *sizes)
-
-    def check(self) -> None:
-        """Raises BadInputError where the groups do not fit the experts."""
-        E, K = self.num_experts, self.num_selected_experts
-        E1, K1 = self.groups, self.selected_groups
-        check_range(f"{SECTION}.groups", E1, 1, E)
-        check_range(f"{SECTION}.selected_groups", K1, 1, min(K, E1))
-        if E % E1 or K % K1 or K // K1 > E // E1:
-            raise BadInputError(
-                f"{SECTION}: groups={E1} must divide the {E} experts, and selected_groups={K1} the "
-                f"{K} selected ones, at most {E // E1} in a group"
-            )
 
 
 def route_hierarchical(

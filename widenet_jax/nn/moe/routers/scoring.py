@@ -4,13 +4,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.errors import check_range
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.moe.slots import pick
 from widenet_jax.param_names import BALANCE_BIAS
 from widenet_jax.typing import Array
-
-SECTION = "config.model.moe.router"
 
 
 class ScoringRouter(nn.Module):
@@ -57,22 +54,15 @@ class DroppingRouter(ScoringRouter):
         return self.param(BALANCE_BIAS, nn.initializers.zeros, (self.num_experts,))
 
     def draw_keep(self, shape: tuple[int, ...], key: Array | None, *, train: bool) -> Array | None:
-        """Draws which experts each token may choose, [G, S, E]; None without expert dropout.
-
-        Raises:
-          BadInputError: the rate is out of range.
-          ValueError: training with expert dropout, but without a key.
-        """
-        check_range(f"{SECTION}.expert_dropout", self.expert_dropout, 0, 0.99)
+        """Draws which experts each token may choose, [G, S, E]; None without expert dropout."""
         if not (train and self.expert_dropout):
             return None
         return jax.random.bernoulli(needed(key), 1 - self.expert_dropout, shape)
 
 
 def needed(key: Array | None) -> Array:
-    """Returns the key; raises ValueError if there is none."""
-    if key is None:
-        raise ValueError("routing with noise or expert dropout needs the random stream 'router'")
+    """Returns the key of training, which routing with noise or expert dropout needs."""
+    assert key is not None, "training needs the random stream 'router'"
     return key
 
 

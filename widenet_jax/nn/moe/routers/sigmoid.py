@@ -4,8 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError
-from widenet_jax.nn.moe.routers.scoring import SECTION, DroppingRouter, choose_experts, gates
+from widenet_jax.nn.moe.routers.scoring import DroppingRouter, choose_experts, gates
 from widenet_jax.typing import Array, Routing
 
 ITERATIONS = 3  # of the routers that balance
@@ -19,20 +18,11 @@ class SigmoidRouter(DroppingRouter):
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
-        """Routes tokens; see the contract in `moe.routers`.
-
-        Raises:
-          BadInputError: a router that balances a batch is to have a balancing bias, too.
-        """
+        """Routes tokens; see the contract in `moe.routers`."""
         logits = self.scores(x)
         keep = self.draw_keep(logits.shape, key, train=train)
         offset = self.offset(logits, mask) if train else None
         bias = self.balance_bias()
-        if offset is not None and bias is not None:
-            raise BadInputError(
-                f"{SECTION}.bias_balancing=true: this router balances each batch already; set "
-                f"false, or {SECTION}.name=sigmoid"
-            )
         return route_sigmoid(logits, mask, keep, self.num_selected_experts, offset, bias)
 
     def offset(self, logits: Array, mask: Array) -> Array | None:

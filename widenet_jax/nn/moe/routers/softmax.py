@@ -6,7 +6,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.errors import check_range
 from widenet_jax.nn.moe.routers import scoring
 from widenet_jax.nn.moe.slots import pick
 from widenet_jax.typing import Array, Routing
@@ -24,13 +23,7 @@ class TopKRouter(scoring.ScoringRouter):
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
-        """Routes tokens; see the contract in `moe.routers`.
-
-        Raises:
-          BadInputError: noise_std is out of range.
-          ValueError: training with noise, but without a key.
-        """
-        check_range(f"{scoring.SECTION}.noise_std", self.noise_std, 0, 1e3)
+        """Routes tokens; see the contract in `moe.routers`."""
         noise_std = self.noise_std if train else 0.0
         key = scoring.needed(key) if noise_std else None
         return route_top_k(self.scores(x), mask, key, self.num_selected_experts, noise_std)

@@ -1,0 +1,185 @@
+"""Settings: plain data that refuse what does not exist or does not fit, however they are made."""
+
+import dataclasses
+import pickle
+import re
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_runs import ROOT
+
+from configs.variants import model_section
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.attention import ATTENTIONS
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.feed_forwards import FEED_FORWARDS
+from widenet_jax.nn.moe.layer import MoeLayer
+from widenet_jax.nn.settings import (
+    FullSettings,
+    MlpSettings,
+    MoeSettings,
+    ProductKeySettings,
+    SwitchHeadSettings,
+    TopKMlpSettings,
+)
+from widenet_jax.nn.stack_settings import StackSettings, block_indices, parse_model
+
+MOE = MoeSettings(4, 4, 2, 1.2, 2.0, 2)
+TOP_K = TopKMlpSettings(8, activation="relu", num_active=3)
+PRODUCT_KEY = ProductKeySettings(3, 1, 2)
+EXPERTS = {"moe": MOE, "mlp": MlpSettings(4)}
+STACK = StackSettings(
+    loop={"core": ((1, 3),), "tie": {"norms": "loops"}},
+    attention={"name": "full", "num_heads": 2},
+    feed_forwards=EXPERTS,
+    ffn="moe",
+)
+IMAGES, LANGUAGE = (parse_model(model_section(name)) for name in ("widenet_tiny", "tiny"))
+TEXT = parse_model(model_section("albert_tiny"))
+ROUTER = "config.model.moe.router"
+
+
+def router(name: str, **fields: object) -> dict:
+    return {"router": {"name": name, **fields}}
+
+
+# Settings, changes of them, and the line or a part of it.
+REFUSED = [
+    (MOE, router("top"), "name='top' is unknown; .*--config.model.moe.router.name=top_k"),
+    (MOE, {"dispatch": "gathr"}, "--config.model.moe.dispatch=gather"),
+    (MOE, {"priority": "token_orde"}, "--config.model.moe.priority=token_order"),
+    (MOE, {"capacity_rule": "papr"}, "--config.model.moe.capacity_rule=paper"),
+    (MOE, {"capacity_factor": 0.0}, "moe.capacity_factor=0.0 must be between 0.001 and 1000"),
+    (MOE, {"capacity_factor_eval": 2e3}, "capacity_factor_eval=2000.0 must be between"),
+    (MOE, {"activation": "rel"}, "--config.model.moe.activation=relu"),
+    (MOE, {"kernel_init": "pre"}, "kernel_init='pre' is unknown; choose one of glorot_uniform"),
+    (MOE, {"output_dropout": 1.0}, "output_dropout=1.0 must be between 0 and 0.99"),
+    (MOE, {"num_selected_experts": 5}, "num_selected_experts=5 must be between 1 and 4"),
+    (MOE, {"activation": "swiglu", "output_activation": True}, "has a gate, and outputs have none"),
+    (MOE, router("top_k", noise=1.0), r"\.noise is unknown; .* may have noise_std; each router has "
+     rf"its own fields: .*, {ROUTER} = \{{'name': 'top_k'\}}"),
+    (MOE, router("top_k", noise_std=-1.0), "noise_std=-1.0 must be between 0 and 1000"),
+    (MOE, router("hierarchical", groups=3), "groups=3 must divide the 4 experts"),
+    (MOE, router("hierarchical", selected_groups=3), "selected_groups=3 must be between 1 and 2"),
+    (MOE, router("sigmoid", expert_dropout=1.0), "expert_dropout=1.0 must be between 0 and 0.99"),
+    (MOE, router("sinkhorn", bias_balancing=True), "this router balances each batch already; set "),
+    (MOE, {"losses": {"load_balanse": 1.0}}, "losses.load_balanse is unknown; .* load_balance, sw"),
+    (MOE, {"losses": {"z": 1.0, "over": "groups"}}, "config.model.moe.losses.over='groups' is unk"),
+    (MOE, {"losses": {"z": 1.0}}, "choose one of group, batch"),
+    (MOE, {"losses": {"load": 0.1, "over": "batch"}}, "needs a router .*noisy_top_k or hierarchi"),
+    (MOE, router("expert_choice") | {"capacity_rule": "unlimited"}, "every expert would take ever"),
+    (MOE, router("expert_choice") | {"losses": {"load_balance": 0.1, "over": "group"}},
+     "losses.load_balance=0.1: with router.name=expert_choice loads are equal without a loss"),
+    (TOP_K, {"num_active": 9}, "top_k_mlp.num_active=9 must be between 1 and 8"),
+    (TOP_K, {"activation": "gelu"}, "set config.model.top_k_mlp.activation=relu in place of gelu"),
+    (PRODUCT_KEY, {"weights": "max"}, "product_key.weights='max' is unknown"),
+    (PRODUCT_KEY, {"combine_heads": "no"}, "product_key.combine_heads='no' is unknown"),
+    (PRODUCT_KEY, {"table_init": "no"}, "product_key.table_init='no' is unknown"),
+    (PRODUCT_KEY, {"knn": 10}, "product_key.knn=10 must be between 1 and 9"),
+    (PRODUCT_KEY, {"query_dim": 5}, "query_dim=5 must be even: half of it is each sub-key's"),
+    (FullSettings(2), {"rope": 1.5}, "attention.rope=1.5 must be between 0 and 1"),
+    (FullSettings(2), {"implementation": "flash"}, "choose one of auto, xla, pallas, cudnn"),
+    (SwitchHeadSettings(2), {"num_experts": 4, "num_selected_experts": 5}, "=5 must be between 1 "),
+    (SwitchHeadSettings(2), {"num_experts": 0}, "attention.num_experts=0 must be"),
+    (STACK, {"norm": "batch"}, "config.model.norm='batch' is unknown; choose one of layer, rms"),
+    (STACK, {"dropout": 1.0}, "config.model.dropout=1.0 must be between 0 and 0.99"),
+    (STACK, {"ffn": "soft_moe"}, "ffn=soft_moe needs the section config.model.soft_moe"),
+    (STACK, {"attention": {"name": "fulll"}}, "config.model.attention.name='fulll' is unknown"),
+    (STACK, {"attention": {"name": "full"}}, "config.model.attention.num_heads is missing"),
+    (STACK, {"attention": {"name": "full", "heads": 2}}, "attention.heads is unknown; .*num_heads"),
+    (STACK, {"ffn": "mlp", "routing_groups": 3}, "routing_groups=3 has no effect on .*=mlp,"),
+    (STACK, {"routing_groups": 2}, r"the depth 3: one of \[1, 3\], or 0 for none"),
+    (STACK, {"ffn": "mlp", "norm_position": "peri"}, "=peri normalises what routers read"),
+    (STACK, {"ffn_blocks": "every_9"}, "'every_9' is not known; .* with N from 1 to 3"),
+    (STACK, {"ffn_blocks": (0, 3)}, "there is no block 3 in a depth of 3; blocks count from 0"),
+    (STACK, {"loop": {"core": ((1, 3),), "routing": "first"}, "remat": "block"},
+     "routing=first needs config.model.remat=none"),
+    (IMAGES, {"pool": "token"}, "pool=token needs a CLS token: set config.model.cls_token=learned"),
+    (IMAGES, {"pool": "max"}, "config.model.pool='max' is unknown; choose one of token, mean"),
+    (IMAGES, {"embed_dim": 62}, "num_heads=4 must divide config.model.embed_dim=62, or conf"),
+    (IMAGES, {"attention": {"name": "full", "num_heads": 64, "rope": 0.5}}, "of 1 dimensions of"),
+    (IMAGES, {"attention": {"name": "relative", "num_heads": 4}}, "tokens of this model see all"),
+    (LANGUAGE, {"embed_dim": 63}, "embed_dim=63 must be even: positions are pairs of a sine and a"),
+    (LANGUAGE, {"ffn": "moe", "feed_forwards": EXPERTS | {"moe": dataclasses.replace(
+        MOE, router={"name": "expert_choice"})}}, "these experts see later tokens"),
+    (TEXT, {"projection": False}, "needs embeddings as wide as the blocks, but .*embedding_dim=32"),
+    (TEXT, {"head": "spans"}, "the text encoder's head='spans' is unknown"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "changes", "line"), REFUSED)
+def test_what_does_not_exist_or_fit_is_refused(settings: object, changes: dict, line: str):
+    with pytest.raises(BadInputError, match=line):
+        dataclasses.replace(settings, **changes)
+
+
+def test_settings_are_plain_data():
+    for settings in (MOE, STACK, IMAGES, LANGUAGE, TEXT):
+        assert pickle.loads(pickle.dumps(settings)) == settings
+        assert hash(settings) == hash(dataclasses.replace(settings))
+    assert dataclasses.replace(STACK, routing_groups=3).blocks_per_routing() == 1
+    assert block_indices("last", 6) == (5,)
+
+
+class Users(nn.Module):
+    """A user's part, which says what it needs by class attributes and a method."""
+
+    width: int = 4
+    mixes = True
+
+    def check(self, embed_dim: int) -> None:
+        raise BadInputError(f"{self.width} does not fit {embed_dim}")
+
+
+def test_what_a_user_s_part_says_of_itself_counts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(FEED_FORWARDS, "users", Users)
+    monkeypatch.setitem(ATTENTIONS, "users", Users)
+    section = model_section("tiny") | {"ffn": "users", "users": {"width": 3}}
+    with pytest.raises(BadInputError, match="these experts see later tokens"):
+        parse_model(section)
+    settings = parse_model(section | {"allow_mixing": True})
+    assert (settings.feed_forwards["users"].width, settings.routes) == (3, False)
+    with pytest.raises(BadInputError, match="4 does not fit 64"):
+        build_model(model_section("widenet_tiny") | {"attention": {"name": "users"}})
+
+
+PROGRAM = """
+import sys
+from widenet_jax.main import main
+for field in sys.argv[1:]:
+    assert main(["main", "--config=configs/digits.py", "--workdir=none", f"--config.{field}"]) == 2
+assert "jax" not in sys.modules
+"""
+MISTAKES = {
+    "model.norm=batch": "config.model.norm='batch' is unknown; choose one of layer, rms",
+    "model.moe.num_selected_experts=9": "num_selected_experts=9 must be between 1 and 4",
+    "model.attention.num_heads=5": "num_heads=5 must divide config.model.embed_dim=64",
+    "model.moe.router.name=x": "config.model.moe.router.name='x' is unknown",
+    "model.loop.start=noise": "config.model.loop.start=noise needs config.model.loop.inject=add",
+}
+
+
+def test_mistakes_are_told_without_jax():
+    program = [sys.executable, "-c", PROGRAM, *MISTAKES]
+    errors = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True).stderr
+    for line, told in zip(errors.splitlines(), MISTAKES.values(), strict=True):
+        assert line.startswith("error: ") and told in line
+
+
+def test_the_example_of_the_layer_runs():
+    """The lines of its docstring, with an x; each token has its K of E experts."""
+    lines = re.search(r"layer = MoeLayer\(.*?aux\[\"loss\"\]", MoeLayer.__doc__, re.DOTALL)[0]
+
+    def run(x: jax.Array) -> tuple:
+        names = {"MoeLayer": MoeLayer, "jax": jax, "x": x, "task_loss": jnp.sum}
+        exec(re.sub(r"\n {8}", "\n", lines), names)
+        return names["output"], names["loss"]
+
+    output, loss = jax.jit(run)(jnp.ones((4, 3, 8)))
+    assert output.y.shape == (4, 3, 8) and np.isfinite(loss)
+    assert output.aux["sums"]["load"].sum() == 4 * 3 * 2
