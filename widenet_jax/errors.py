@@ -260,12 +260,7 @@ def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: 
 
 
 def check_section(
-    module: type,
-    fields: Mapping[str, Any],
-    *,
-    section: str,
-    decided: Collection[str] = (),
-    common: Collection[str] = (),
+    module: type, fields: Mapping[str, Any], *, section: str, decided: Collection[str] = ()
 ) -> None:
     """Checks that a section of the config has the fields of a Linen module.
 
@@ -274,7 +269,6 @@ def check_section(
       fields: the section.
       section: its name in the config, for the message.
       decided: fields of the module that no config sets.
-      common: fields that it has from elsewhere where the section leaves them out.
 
     Raises:
       BadInputError: a field is unknown, or one without a default is missing.
@@ -286,5 +280,5 @@ def check_section(
     check_fields(own, fields, section=section)
     for name, field in own.items():
         has_default = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
-        if name not in {*fields, *common} and not has_default:
+        if name not in fields and not has_default:
             raise BadInputError(f"{section}.{name} is missing")
