@@ -208,5 +208,5 @@ def add_layer_losses(
     each = {}
     if aux:
         each = {f"{name}_loss": value for name, value in aux["losses"].items()}
-        loss += aux["loss"].sum()
+        loss += aux["loss"].sum()  # eq. 8
     return loss, Metrics({**means, **each, "loss": loss}, aux.get("sums", {}), carry or {})

@@ -24,6 +24,7 @@ from widenet_jax.nn.settings import (
     MlpSettings,
     MoeSettings,
     ProductKeySettings,
+    RouterSettings,
     SwitchHeadSettings,
     TopKMlpSettings,
 )
@@ -69,8 +70,7 @@ REFUSED = [
     (MOE, router("sigmoid", expert_dropout=1.0), "expert_dropout=1.0 must be between 0 and 0.99"),
     (MOE, router("sinkhorn", bias_balancing=True), "this router balances each batch already; set "),
     (MOE, {"losses": {"load_balanse": 1.0}}, "losses.load_balanse is unknown; .* load_balance, sw"),
-    (MOE, {"losses": {"z": 1.0, "over": "groups"}}, "config.model.moe.losses.over='groups' is unk"),
-    (MOE, {"losses": {"z": 1.0}}, "choose one of group, batch"),
+    (MOE, {"losses": {"z": 1.0, "over": "groups"}}, "over=.groups. is unknown; choose one of grou"),
     (MOE, {"losses": {"load": 0.1, "over": "batch"}}, "needs a router .*noisy_top_k or hierarchi"),
     (MOE, router("expert_choice") | {"capacity_rule": "unlimited"}, "every expert would take ever"),
     (MOE, router("expert_choice") | {"losses": {"load_balance": 0.1, "over": "group"}},
@@ -177,9 +177,16 @@ def test_the_example_of_the_layer_runs():
 
     def run(x: jax.Array) -> tuple:
         names = {"MoeLayer": MoeLayer, "jax": jax, "x": x, "task_loss": jnp.sum}
+        names["key"] = jax.random.key(1)
         exec(re.sub(r"\n {8}", "\n", lines), names)
         return names["output"], names["loss"]
 
     output, loss = jax.jit(run)(jnp.ones((4, 3, 8)))
     assert output.y.shape == (4, 3, 8) and np.isfinite(loss)
     assert output.aux["sums"]["load"].sum() == 4 * 3 * 2
+
+
+def test_a_router_by_its_name_and_the_scope_of_losses_by_default():
+    settings = MoeSettings(8, 4, 2, 1.0, 1.0, 1, router="switch", losses={"z": 0.1})
+    assert settings.router == RouterSettings("switch")
+    assert settings.losses == {"over": "group", "z": 0.1}

@@ -209,7 +209,9 @@ def no_such_field(field: str, fields: Mapping[str, Any]) -> str:
     section = field.rpartition(".")[0]
     if section not in sections:
         section = near.partition("=")[0].rpartition(".")[0]
-    there = sections[section] if section else [name for name in fields if "." not in name]
+    there = [*sections[section]] if section else [name for name in fields if "." not in name]
+    if section == LOSSES:
+        there += added("widenet_jax.nn.moe.losses", "LOSSES", known=there)
     return (
         f"the config has no such field; {near and f'did you mean --config.{near}? '}"
         f"{f'config.{section}'.removesuffix('.')} has {', '.join(there)}"

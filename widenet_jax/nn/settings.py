@@ -277,11 +277,10 @@ class RouterSettings:
     fields: FrozenMap = NO_FIELDS
 
     @classmethod
-    def of(cls, section: Mapping[str, Any]) -> "RouterSettings":
-        """Returns the settings of a section `config.model.moe.router`."""
-        return cls(
-            section.get("name", ""), FrozenMap((k, v) for k, v in section.items() if k != "name")
-        )
+    def of(cls, section: Mapping[str, Any] | str) -> "RouterSettings":
+        """Returns the settings of a section `config.model.moe.router`, or of a name alone."""
+        fields = {"name": section} if isinstance(section, str) else dict(section)
+        return cls(fields.pop("name", ""), FrozenMap(fields))
 
     @property
     def kind(self) -> Router | type:
@@ -292,8 +291,9 @@ class RouterSettings:
     def advice(self) -> str:
         """How to change a router whose fields are another's."""
         return (
-            "each router has its own fields: a config file can set the whole section, "
-            f"config.model.moe.router = {{'name': '{self.name}'}}"
+            f"each router has its own fields: choose it after the colon, as :VARIANT,router="
+            f"{self.name}, or set the whole section in a config file, config.model.moe.router = "
+            f"{{'name': '{self.name}'}}"
         )
 
     @property
@@ -352,7 +352,7 @@ class MoeSettings(FfnSettings):
     def __post_init__(self):
         if not isinstance(self.router, RouterSettings):
             object.__setattr__(self, "router", RouterSettings.of(self.router))
-        object.__setattr__(self, "losses", frozen(self.losses))
+        object.__setattr__(self, "losses", FrozenMap({"over": "group", **self.losses}))
         super().__post_init__()
 
     @property

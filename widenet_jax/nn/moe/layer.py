@@ -38,10 +38,11 @@ class MoeLayer(Module):
             capacity_factor=1.2,  # slots for each choice of a token
             capacity_factor_eval=2.0,
             examples_per_group=2,  # that share the slots
-            losses={"load_balance": 0.01, "over": "group"},
+            router={"name": "top_k", "noise_std": 1.0},  # 0 by default: no noise
+            losses={"load_balance": 0.01},  # none by default
         )
-        params = layer.init(jax.random.key(0), x, train=False)  # x [B, T, D]
-        output = layer.apply(params, x, train=True)
+        params = layer.init(jax.random.key(0), x, train=False)  # x [B, T, D], B a multiple of 2
+        output = layer.apply(params, x, train=True, rngs={"router": key})
         loss = task_loss(output.y) + output.aux["loss"]
     """
 
@@ -100,7 +101,7 @@ class MoeLayer(Module):
         key = self.make_rng("router") if train and self.has_rng("router") else None
         # Eqs. 2 and 5. In float32, whatever `dtype`: rounding would move tokens between experts.
         routing = router(x.astype(jnp.float32), mask, key=key, train=train)
-        if not s.router.experts_choose:
+        if not s.router.experts_choose:  # a user's router may choose one twice
             chosen = slots.distinct(routing.expert_index, s.num_experts)
             routing = routing.replace(expert_index=chosen)
         losses, loss = balance_losses(routing, mask, s.losses)  # eqs. 3, 4, 8

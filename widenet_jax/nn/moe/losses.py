@@ -24,9 +24,10 @@ def load_balance_loss(routing: Routing, mask: Array) -> Array:
     Differs from the paper: eq. 4 averages over the tokens and would sum to K; divided by K here,
     as in the authors' released code.
     """
-    K = routing.expert_index.shape[-1]
-    m = choice_counts(routing, mask) / (K * real_tokens(mask))  # [G, E]
-    return m.shape[-1] * (m * token_mean(routing.router_probs, mask)).sum(axis=-1)
+    E, K = routing.router_probs.shape[-1], routing.expert_index.shape[-1]
+    m = choice_counts(routing, mask) / (K * real_tokens(mask))  # eq. 4, [G, E]
+    P = token_mean(routing.router_probs, mask)  # of eq. 5, [G, E]
+    return E * (m * P).sum(axis=-1)  # eq. 3
 
 
 def switch_loss(routing: Routing, mask: Array) -> Array:
@@ -176,5 +177,5 @@ def balance_losses(
     groups = jnp.maximum(real.sum(), 1)
     per_group = {name: LOSSES[name](routing, mask) for name in weights}
     losses = {name: jnp.where(real, x, 0).sum() / groups for name, x in per_group.items()}
-    total = sum((weights[name] * loss for name, loss in losses.items()), start=start)
+    total = sum((weights[name] * loss for name, loss in losses.items()), start=start)  # eq. 8
     return losses, total

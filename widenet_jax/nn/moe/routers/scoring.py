@@ -62,7 +62,7 @@ class DroppingRouter(ScoringRouter):
 
 def needed(key: Array | None) -> Array:
     """Returns the key of training, which routing with noise or expert dropout needs."""
-    assert key is not None, "training needs the random stream 'router'"
+    assert key is not None, "training needs the random stream 'router': pass rngs={'router': key}"
     return key
 
 

@@ -47,8 +47,8 @@ def route_top_k(
     if noise_std > 0:
         E = logits.shape[-1]
         noisy = logits + noise_std / E * jax.random.normal(key, logits.shape, logits.dtype)
-    probs = jax.nn.softmax(noisy, axis=-1)
-    gate, expert_index = jax.lax.top_k(probs, num_selected)
+    probs = jax.nn.softmax(noisy, axis=-1)  # eq. 5
+    gate, expert_index = jax.lax.top_k(probs, num_selected)  # eq. 2
     return Routing(
         expert_index=expert_index.astype(jnp.int32),
         gate=gate * mask[..., None],
