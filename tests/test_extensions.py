@@ -115,18 +115,22 @@ MISTAKES = [
     ("feed-forward", "loss of each", f"FeedForward of config.model.mine: {AUX_WORDS}"),
     ("attention", "keeps", "encoder/attention/seen is a variable of the collection 'statistics'"),
     ("feed-forward", "keeps", "encoder/mine/seen is a variable of the collection 'statistics'"),
-    ("attention", "nan", "Attention of config.model.attention: y is not finite for random tokens"),
+    (
+        "attention",
+        "nan",
+        "Attention of config.model.attention: y must be finite; for random tokens it is not",
+    ),
     (
         "feed-forward",
         "nan in training",
-        "FeedForward of config.model.mine: y is not finite for random tokens",
+        "FeedForward of config.model.mine: y must be finite; for random tokens it is not",
     ),
     (
         "feed-forward",
         "nan loss",
-        "FeedForward of config.model.mine: the loss mine is not finite for random tokens",
+        "FeedForward of config.model.mine: the loss mine must be finite; for random tokens it is not",
     ),
-    ("loss", "nan", "config.model.moe: the loss mine is not finite for random tokens"),
+    ("loss", "nan", "config.model.moe: the loss mine must be finite; for random tokens it is not"),
 ]
 
 

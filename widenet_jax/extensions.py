@@ -273,4 +273,4 @@ def try_part(where: str, module: nn.Module, args: tuple, kwargs: dict, *, train:
     losses = (aux or {}).get("losses", {}).items()
     for what, value in {"y": y, **{f"the loss {name}": loss for name, loss in losses}}.items():
         if not jnp.isfinite(value).all():
-            raise BadInputError(f"{where}: {what} is not finite for random tokens")
+            raise BadInputError(f"{where}: {what} must be finite; for random tokens it is not")
