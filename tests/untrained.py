@@ -10,6 +10,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
+from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.inference.exported import write_exported
@@ -35,3 +36,11 @@ def export_untrained(config: ConfigDict, info: dict[str, Any], directory: Path) 
     stored = Stored(params, json.loads(json.dumps(config.to_dict())), info, step=0)
     write_exported(epath.Path(directory), stored, file_format="npz")
     return directory
+
+
+def export_texts(config: ConfigDict, words: Path, directory: Path, **info: Any) -> Path:
+    """Exports a model of one block for texts of 16 tokens; `words` has its tokenizer."""
+    config.update_from_flattened_dict({"model.loop.core": ((1, 1),), "data.max_length": 16})
+    tokenizer = load_tokenizer(str(words))
+    facts = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size, **info}
+    return export_untrained(config, facts, directory)

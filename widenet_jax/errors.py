@@ -150,9 +150,12 @@ def raise_first(problems: Iterable[str]) -> None:
 
 def refuse(place: object, *rows: tuple[object, str]) -> None:
     """Raises BadInputError, naming the place, for the first row (wrong, problem) that is wrong."""
-    for wrong, problem in rows:
-        if wrong:
-            raise BadInputError(f"{place}: {problem}")
+    raise_first(f"{place}: {problem}" for wrong, problem in rows if wrong)
+
+
+def refuse_value(value: object, *rows: tuple[object, str]) -> None:
+    """Raises BadInputError, "VALUE PROBLEM", as `refuse`; VALUE as in "config.seed=3"."""
+    raise_first(f"{value} {problem}" for wrong, problem in rows if wrong)
 
 
 def check_whole(name: str, value: object, *, least: int) -> None:
@@ -163,8 +166,8 @@ def check_whole(name: str, value: object, *, least: int) -> None:
 
 def check_range(field: str, value: float, low: float, high: float) -> None:
     """Raises BadInputError, naming the field, unless low <= value <= high; NaN always raises."""
-    if not low <= value <= high:
-        raise BadInputError(f"{field}={value} must be between {low:.10g} and {high:.10g}")
+    problem = f"must be between {low:.10g} and {high:.10g}"
+    refuse_value(f"{field}={value}", (not low <= value <= high, problem))
 
 
 def check_group(batch_size: int, group: int, *, field: str) -> None:
@@ -202,11 +205,11 @@ def require(package: str, *, extra: str, what: str) -> ModuleType:
 def check_format(stored: Mapping[str, Any], known: int, *, place: object) -> None:
     """Raises BadInputError, naming the place, unless the stored format version is `known`."""
     version = stored.get("format_version")
-    if version != known:
-        raise BadInputError(
-            f"{place} has format_version {version!r}, and this version of widenet_jax reads "
-            f"{known}; use the version that wrote it"
-        )
+    problem = (
+        f"has format_version {version!r}, and this version of widenet_jax reads {known}; use the "
+        "version that wrote it"
+    )
+    refuse_value(place, (version != known, problem))
 
 
 def first_line(error: BaseException) -> str:
@@ -257,12 +260,7 @@ def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: 
 
 
 def check_section(
-    module: type,
-    fields: Mapping[str, Any],
-    *,
-    section: str,
-    decided: Collection[str] = (),
-    common: Collection[str] = (),
+    module: type, fields: Mapping[str, Any], *, section: str, decided: Collection[str] = ()
 ) -> None:
     """Checks that a section of the config has the fields of a Linen module.
 
@@ -271,7 +269,6 @@ def check_section(
       fields: the section.
       section: its name in the config, for the message.
       decided: fields of the module that no config sets.
-      common: fields that it has from elsewhere where the section leaves them out.
 
     Raises:
       BadInputError: a field is unknown, or one without a default is missing.
@@ -283,5 +280,5 @@ def check_section(
     check_fields(own, fields, section=section)
     for name, field in own.items():
         has_default = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
-        if name not in {*fields, *common} and not has_default:
+        if name not in fields and not has_default:
             raise BadInputError(f"{section}.{name} is missing")

@@ -133,21 +133,22 @@ def saved(tmp_path: Path, on_one: Mesh) -> Path:
     return tmp_path
 
 
-def test_another_model_is_refused(saved: Path, on_one: Mesh):
+def refused(directory: Path, mesh: Mesh, line: str, **sizes: int) -> None:
+    """Asserts that a run does not restore what is there."""
     with (
-        closing(checkpoints_in(saved)) as checkpoints,
-        pytest.raises(BadInputError, match=r"checkpoint 5 in .* holds a different model"),
+        closing(checkpoints_in(directory)) as checkpoints,
+        pytest.raises((BadInputError, RunFailedError), match=line),
     ):
-        checkpoints.restore(target_on(on_one, mlp_dim=64))
+        checkpoints.restore(target_on(mesh, **sizes))
+
+
+def test_another_model_is_refused(saved: Path, on_one: Mesh):
+    refused(saved, on_one, r"checkpoint 5 in .* holds a different model", mlp_dim=64)
 
 
 def test_only_damaged_ones_left_is_no_new_run(saved: Path, on_one: Mesh):
     (saved / "checkpoints" / "5").rename(saved / "checkpoints" / "5.damaged")
-    with (
-        closing(checkpoints_in(saved)) as checkpoints,
-        pytest.raises(RunFailedError, match=r"holds only damaged checkpoints \(5\.damaged\)"),
-    ):
-        checkpoints.restore(target_on(on_one))
+    refused(saved, on_one, r"holds only damaged checkpoints \(5\.damaged\)")
 
 
 def test_a_checkpoint_copied_to_the_best_is_not_the_best(saved: Path, on_one: Mesh, capfd):
@@ -176,11 +177,7 @@ def test_a_best_one_that_the_disk_does_not_give_stays(saved: Path, on_one: Mesh)
     content = manifest.read_bytes()
     manifest.unlink()
     manifest.symlink_to(manifest)
-    with (
-        closing(checkpoints_in(saved)) as checkpoints,
-        pytest.raises(RunFailedError, match=r"best/5 cannot be read: .* retry"),
-    ):
-        checkpoints.restore(target_on(on_one))
+    refused(saved, on_one, r"best/5 cannot be read: .* retry")
     manifest.unlink()
     manifest.write_bytes(content)
     with closing(checkpoints_in(saved)) as checkpoints:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -14,12 +13,11 @@ from etils import epath
 from orbax.checkpoint._src import asyncio_utils
 from orbax.checkpoint._src.path import atomicity_defaults
 from orbax.checkpoint._src.path.atomicity import CommitFileTemporaryPath
+from saved_series import opened, save
 
 from widenet_jax.checkpoint.manifest import LEFT_OUT, write_manifest
-from widenet_jax.checkpoint.series import FORMAT_VERSION, Series, steps_in
+from widenet_jax.checkpoint.series import steps_in
 from widenet_jax.errors import BadInputError, RunFailedError
-
-META = {"format_version": FORMAT_VERSION, "fingerprint": "f"}
 
 
 def arrays(step: int) -> dict[str, dict]:
@@ -37,10 +35,9 @@ TARGET = jax.tree.map(jnp.zeros_like, arrays(0))
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Makes checkpoints 5 and 10."""
     directory = tmp_path_factory.mktemp("series") / "checkpoints"
-    with closing(Series(epath.Path(directory), keep=2)) as series:
-        for step in (5, 10):
-            series.save(step, arrays(step), META | {"step": step})
-        series.wait()
+    with opened(directory) as series:
+        save(series, 5, arrays(5))
+        save(series, 10, arrays(10))
     return directory
 
 
@@ -51,7 +48,7 @@ def directory(made: Path, tmp_path: Path) -> Path:
 
 def newest(directory: Path) -> tuple[int, dict, dict[int, str]]:
     """Returns (step, items, damaged) as a run would restore them."""
-    with closing(Series(epath.Path(directory), keep=2)) as series:
+    with opened(directory) as series:
         restored, damaged = series.newest(TARGET, fingerprint="f")
         series.quarantine(damaged)
         return restored.meta["step"], restored.items, damaged
@@ -123,12 +120,11 @@ def test_other_damage(directory: Path, capfd: pytest.CaptureFixture, damage: str
 @pytest.mark.parametrize(("item", "value"), [("params", np.nan), ("opt_state", np.inf)])
 def test_numbers_that_are_not_finite(tmp_path: Path, item: str, value: float):
     """They count as damage, but not for a replay."""
-    with closing(Series(epath.Path(tmp_path), keep=2)) as series:
-        series.save(5, arrays(5), META | {"step": 5})
+    with opened(tmp_path) as series:
+        save(series, 5, arrays(5))
         bad = arrays(10)
         bad[item] = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(value), bad[item])
-        series.save(10, bad, META | {"step": 10})
-        series.wait()
+        save(series, 10, bad)
         assert series.newest(TARGET, finite=False)[0].meta["step"] == 10
     assert assert_read(tmp_path, 5) == {10: "holds non-finite numbers"}
 
@@ -144,13 +140,11 @@ def test_a_checkpoint_under_the_name_of_another_step(directory: Path, capfd, cop
     assert list(assert_read(directory, 10)) == [9999]
     assert capfd.readouterr().err.startswith(told)
     (directory / "10").rename(directory / "11")
-    with pytest.raises(RunFailedError, match="11: holds step 10, whose name it must have"):
-        newest(directory) if not copied else newest_of(directory, only=11)
-
-
-def newest_of(directory: Path, *, only: int) -> None:
-    with closing(Series(epath.Path(directory), keep=2)) as series:
-        series.newest(TARGET, only=only)
+    with (
+        opened(directory) as series,
+        pytest.raises(RunFailedError, match="11: holds step 10, whose name it must have"),
+    ):
+        series.newest(TARGET, only=11 if copied else None)
 
 
 def test_a_file_in_the_place_of_the_directory(tmp_path: Path):
@@ -172,7 +166,7 @@ def test_all_of_them_damaged(directory: Path):
 def test_what_a_killed_save_leaves_is_no_checkpoint(directory: Path):
     (directory / "10").rename(directory / "15.orbax-checkpoint-tmp")
     assert_read(directory, 5)
-    with closing(Series(epath.Path(directory), keep=2)) as series:
+    with opened(directory) as series:
         assert series.remove_unfinished() == ["15"]
         assert series.steps() == [5]
 
@@ -181,16 +175,14 @@ def test_a_save_cut_off_in_place_is_replaced(tmp_path: Path, monkeypatch: pytest
     """Orbax is told that the disk is an object store: it cannot rename, and commits with a file."""
     chosen = "get_default_temporary_path_class"
     monkeypatch.setattr(atomicity_defaults, chosen, lambda *_, **__: CommitFileTemporaryPath)
-    with closing(Series(epath.Path(tmp_path), keep=2)) as series:
-        series.save(5, arrays(5), META | {"step": 5})
-        series.wait()
+    with opened(tmp_path) as series:
+        save(series, 5, arrays(5))
         shutil.copytree(tmp_path / "5", tmp_path / "10")
         (tmp_path / "10" / "commit_success.txt").unlink()
         assert series.steps() == [5]
-        series.save(10, arrays(10), META | {"step": 10})
-        series.wait()
+        save(series, 10, arrays(10))
         with pytest.raises(RunFailedError, match=r"5 could not be written to .* already exists"):
-            series.save(5, arrays(10), META | {"step": 5})
+            save(series, 5, arrays(10))
         assert series.steps() == [5, 10]
     assert_read(tmp_path, 10)
     shutil.rmtree(tmp_path / "10")
@@ -209,10 +201,8 @@ def test_a_newer_format_is_refused(directory: Path):
 
 def test_the_one_before_goes_only_after_the_new_one_is_whole(tmp_path: Path, monkeypatch):
     """The new checkpoint is damaged between its commit and its verification, as by a bad disk."""
-    directory = epath.Path(tmp_path)
-    with closing(Series(directory, keep=1)) as series:
-        series.save(5, arrays(5), META | {"step": 5})
-        series.wait()
+    with opened(tmp_path, keep=1) as series:
+        save(series, 5, arrays(5))
         wait = series.checkpointer.wait_until_finished
 
         def wait_and_spoil() -> None:
@@ -221,17 +211,15 @@ def test_the_one_before_goes_only_after_the_new_one_is_whole(tmp_path: Path, mon
                 (tmp_path / "10" / "params" / "_METADATA").write_bytes(b"{}")
 
         monkeypatch.setattr(series.checkpointer, "wait_until_finished", wait_and_spoil)
-        series.save(10, arrays(10), META | {"step": 10})
         with pytest.raises(RunFailedError, match="read back, params/_METADATA has 2 bytes"):
-            series.wait()
+            save(series, 10, arrays(10))
     assert_read(tmp_path, 5)
 
 
 def test_keep_counts_the_newest_written(tmp_path: Path):
-    with closing(Series(epath.Path(tmp_path), keep=2)) as series:
+    with opened(tmp_path) as series:
         for step in (30, 10, 20):  # 30 is from an earlier start
-            series.save(step, arrays(step), META | {"step": step})
-        series.wait()
+            save(series, step, arrays(step))
         assert series.steps() == [20, 30]
 
 

@@ -8,16 +8,14 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import answered, refused
 
 from widenet_jax.cli import analyze, evaluate, export, predict
 from widenet_jax.cli.evaluate import loop_rows
 from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.vision.data.digits import Digits
 
-COMMANDS = {
-    module.__name__.split(".")[-1]: module for module in (analyze, evaluate, export, predict)
-}
+COMMANDS = {"analyze": analyze, "evaluate": evaluate, "export": export, "predict": predict}
 
 
 def run(name: str, *arguments: object) -> int:
@@ -43,9 +41,8 @@ def digit_files(tmp_path_factory) -> list[Path]:
 def test_evaluate_an_export_into_files(exported, digits_run, tmp_path, capsys, drawn):
     out = tmp_path / "out"
     table = tmp_path / "new" / "predictions.csv"
-    flags = (f"--out={out}", f"--predictions={table}", "--json")
-    assert run("evaluate", f"--workdir={exported}", *flags) == 0
-    printed = json.loads(capsys.readouterr().out)
+    flags = (f"--workdir={exported}", f"--out={out}", f"--predictions={table}")
+    printed = answered(capsys, evaluate.main, *flags)
     result = json.loads((digits_run / "result.json").read_text())
     assert printed["top_1"] == result["test_accuracy"]
     assert json.loads((out / "evaluation.json").read_text()) == printed
@@ -70,9 +67,8 @@ def test_evaluate_for_people_on_another_split(digits_run, capsys):
 def test_predict_and_draw(exported, digit_files, tmp_path, capsys):
     overlay = tmp_path / "experts.png"
     files = [str(path) for path in digit_files]
-    flags = (f"--workdir={exported}", "--top=3", f"--overlay={overlay}", "--json")
-    assert run("predict", *files, *flags) == 0
-    answers = json.loads(capsys.readouterr().out)["images"]
+    flags = (f"--workdir={exported}", "--top=3", f"--overlay={overlay}")
+    answers = answered(capsys, predict.main, *files, *flags)["images"]
     assert [a["image"] for a in answers] == files
     for answer in answers:
         shares = [row["probability"] for row in answer["top"]]
@@ -85,8 +81,8 @@ def test_predictions_do_not_depend_on_the_other_files(digits_run, digit_files, c
     """The ten probabilities add up to 1, and do not change if there is a second image."""
     answers = []
     for files in (digit_files[:1], digit_files):
-        assert run("predict", *files, f"--workdir={digits_run}", "--top=10", "--json") == 0
-        answers.append(json.loads(capsys.readouterr().out)["images"][0]["top"])
+        found = answered(capsys, predict.main, *files, f"--workdir={digits_run}", "--top=10")
+        answers.append(found["images"][0]["top"])
     assert answers[0] == answers[1]
     assert sum(row["probability"] for row in answers[0]) == pytest.approx(1, abs=1e-5)
     assert run("predict", digit_files[0], f"--workdir={digits_run}", "--top=1") == 0
@@ -101,13 +97,8 @@ def test_analyze(exported, digits_run, tmp_path, capsys):
     compared = (f"--compare={exported}", f"--compare={digits_run}@20")
     assert run("analyze", *flags, *compared) == 0
     assert "tokens an expert would see in each block if even: 2,880" in capsys.readouterr().out
-    of_experts = ("usage", "shares", "co_occurrence", "overlay")
-    names = {
-        "norm_divergence.png",
-        "loops.png",
-        "analysis.json",
-        *(f"expert_{n}.png" for n in of_experts),
-    }
+    names = {f"expert_{n}.png" for n in ("usage", "shares", "co_occurrence", "overlay")}
+    names |= {"norm_divergence.png", "loops.png", "analysis.json"}
     assert {path.name for path in out.iterdir()} == names
     facts = json.loads((out / "analysis.json").read_text())
     earlier, ours, theirs = facts["norm_divergence"].values()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from messy_photos import picture, saved, write
+from refusals import answered, refused
 
 from widenet_jax.cli import evaluate, predict
 
@@ -23,22 +24,21 @@ def photos(tmp_path: Path) -> Path:
 def run(digits_run: Path) -> Callable[..., int]:
     """Predicts with the digits' model."""
     flags = (f"--workdir={digits_run}", "--top=3")
-    return lambda *arguments: predict.main([str(a) for a in (*arguments, *flags)])
+    return lambda arguments: predict.main([*map(str, arguments), *flags])
 
 
 def test_folders_and_patterns(run, photos, capsys):
-    assert run(photos, f"{photos}/*.png", "--json") == 0
-    found = [row["image"] for row in json.loads(capsys.readouterr().out)["images"]]
+    images = answered(capsys, run, photos, f"{photos}/*.png")["images"]
+    found = [row["image"] for row in images]
     names = ["a b.JPG", "b.png", "deep/c.gif", "deep/猫.webp", "b.png"]
     assert found == [f"{photos}/{name}" for name in names]
-    assert run(f"{photos}/**/*.gif") == 0
+    assert run([f"{photos}/**/*.gif"]) == 0
     assert capsys.readouterr().out.startswith(f"{photos}/deep/c.gif\n")
     (photos / "empty").mkdir()
     for nothing in (f"{photos}/*.bmp", photos / "empty"):
-        assert run(nothing) == 2
-        assert capsys.readouterr().err == f"error: {nothing}: no image found\n"
+        assert refused(capsys, run, nothing) == f"error: {nothing}: no image found\n"
     (photos / "deep" / "IMG_1.HEIC").touch()
-    assert run(photos / "deep") == 0
+    assert run([photos / "deep"]) == 0
     assert capsys.readouterr().err == f"{photos}/deep: 1 file left out (.heic 1)\n"
 
 
@@ -46,7 +46,7 @@ def test_folders_and_patterns(run, photos, capsys):
 def test_an_overlay_replaces_no_image_of_a_folder(run, photos, capsys):
     before = (photos / "b.png").read_bytes()
     for images in (photos, f"{photos}/*.png"):
-        assert run(images, f"--overlay={photos}/b.png") == 2
+        assert run([images, f"--overlay={photos}/b.png"]) == 2
         line = f"--overlay={photos}/b.png would replace an input; name another file"
         assert capsys.readouterr().err.endswith(f"error: {line}\n")
     assert (photos / "b.png").read_bytes() == before
@@ -56,7 +56,7 @@ def test_an_overlay_replaces_no_image_of_a_folder(run, photos, capsys):
 def test_bad_files_are_named_and_the_others_predicted(run, photos, bad, capsys):
     for i in range(bad):
         (photos / f"bad{i}.jpg").write_bytes(b"")
-    assert run(photos, "--json") == 2
+    assert run([photos, "--json"]) == 2
     out, err = capsys.readouterr()
     answer = json.loads(out)
     assert len(answer["images"]) == 4 and len(answer["unreadable"]) == bad
@@ -66,21 +66,19 @@ def test_bad_files_are_named_and_the_others_predicted(run, photos, bad, capsys):
 
 @pytest.mark.slow
 def test_tables(run, photos, capsys):
-    assert run(photos, "--json") == 0
-    rows = json.loads(capsys.readouterr().out)["images"]
+    rows = answered(capsys, run, photos)["images"]
     table, lines = photos / "found.csv", photos / "found.jsonl"
-    assert run(photos, f"--out={table}") == 0 and run(photos, f"--out={lines}") == 0
+    assert run([photos, f"--out={table}"]) == 0 and run([photos, f"--out={lines}"]) == 0
     assert capsys.readouterr().out == f"{table}: 4 images\n{lines}: 4 images\n"
     rows = [predict.rounded(row) for row in rows]
     assert [json.loads(line) for line in lines.read_text().splitlines()] == rows
-    head, *body = csv.reader(table.open())
+    head, *body = csv.reader(table.read_text().splitlines())
     assert head == ["image", "class_1", "probability_1", "class_2", "probability_2", "class_3",
                     "probability_3"]  # fmt: skip
     for cells, row in zip(body, rows, strict=True):
         assert cells[0] == row["image"] and cells[1::2] == [one["class"] for one in row["top"]]
         assert [float(p) for p in cells[2::2]] == [one["probability"] for one in row["top"]]
-    assert run(photos, f"--out={photos}/found.xlsx") == 2
-    assert "ends in .csv or .jsonl" in capsys.readouterr().err
+    assert "ends in .csv or .jsonl" in refused(capsys, run, photos, f"--out={photos}/found.xlsx")
 
 
 @pytest.mark.slow
@@ -88,12 +86,11 @@ def test_outputs_are_tried_before_the_work(run, digits_run, photos, capsys):
     """Their folders are made; a set is not even looked for where they cannot be."""
     new = photos.parent / "new"
     outputs = (f"--out={new}/a/found.csv", f"--overlay={new}/b/experts.png")
-    assert run(photos / "b.png", *outputs) == 0
+    assert run([photos / "b.png", *outputs]) == 0
     assert {path.name for path in new.glob("*/*")} == {"found.csv", "experts.png"}
     capsys.readouterr()
     file = photos / "notes.txt"
-    assert run(photos / "b.png", f"--out={file}/found.csv") == 2
-    assert capsys.readouterr().err == f"error: {file}: File exists\n"
-    nowhere = ("--config.data.source=image_folder", "--config.data.path=nowhere")
-    assert evaluate.main([f"--workdir={digits_run}", f"--out={file}", *nowhere]) == 2
-    assert capsys.readouterr().err == f"error: {file}: File exists\n"
+    line, nowhere = f"error: {file}: File exists\n", "--config.data.path=nowhere"
+    assert refused(capsys, run, photos / "b.png", f"--out={file}/found.csv") == line
+    flags = (f"--workdir={digits_run}", "--config.data.source=image_folder", nowhere)
+    assert refused(capsys, evaluate.main, f"--out={file}", *flags) == line

@@ -7,14 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import answered, refused, refuses
 from text_sets import write_squad, write_tokenizer
-from untrained import export_untrained
+from untrained import export_texts
 
 from configs import glue, squad, text_tiny
 from widenet_jax.cli import evaluate, export, predict
-from widenet_jax.corpus.tokenizer import load_tokenizer
-from widenet_jax.errors import BadInputError
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.text.predict import predict_classes
 from widenet_jax.trained import Trained
@@ -33,12 +31,8 @@ def untrained(config, folder: Path, name: str, **facts: object) -> Path:
     """Exports an untrained model with the folder's tokenizer, unless the folder has it."""
     if (folder / name).exists():
         return folder / name
-    tokenizer = load_tokenizer(str(folder / "vocab.txt"))
-    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size, **facts}
-    config.update_from_flattened_dict(
-        {"model.loop.core": ((1, 1),), "data.path": str(folder), "data.max_length": 16}
-    )
-    return export_untrained(config, info, folder / name)
+    config.data.path = str(folder)
+    return export_texts(config, folder / "vocab.txt", folder / name, **facts)
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +49,13 @@ def pairs(folder: Path) -> Path:
 def answerer(folder: Path, head: str) -> Path:
     """Exports an untrained model that answers questions."""
     config = squad.get_config("v2,model=albert_tiny")
-    config.update_from_flattened_dict(
-        {"task.head": head, "data.max_question_length": 8, "data.stride": 4}
-    )
+    fields = {"task.head": head, "data.max_question_length": 8, "data.stride": 4}
+    config.update_from_flattened_dict(fields)
     return untrained(config, folder, head)
 
 
 def predicted(capsys, place: Path, *flags: str) -> dict:
-    assert predict.main([f"--workdir={place}", "--json", *flags]) == 0
-    return json.loads(capsys.readouterr().out)
+    return answered(capsys, predict.main, f"--workdir={place}", *flags)
 
 
 def outputs_of(trained: Trained, inputs: dict) -> Any:
@@ -127,19 +119,14 @@ def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypa
     for flags, message in (
         (["--text=both.tsv"], "--text=both.tsv is a file: leave out --text="),
         (["both.tsv", "--pair=a"], "--pair goes with --text=TEXT; files have a --pair_column"),
-        (
-            ["new.csv", "--text_column=a"],
-            r"no column 'a'; .*'sentence' \(choose with --text_column",
-        ),
+        (["new.csv", "--text_column=a"], r"'a'; .*'sentence' \(choose with --text_column"),
         (["--text=a", "--text_column=a"], "--text_column and --pair_column go with files of"),
         (["new.txt", "--text_column=a"], "new.txt has a text a line and no columns"),
         (["photo.jpg"], "photo.jpg: no table by its suffix; there are .tsv, .csv, .json, .jsonl, "),
         (["no.csv"], "no.csv: No such file"),
     ):
-        with pytest.raises(BadInputError, match=message):
-            found(*flags)
-    with pytest.raises(BadInputError, match="trained on pairs of texts: give a pair for each text"):
-        found("new.txt", model="pairs")
+        refuses(message, found, *flags)
+    refuses("trained on pairs of texts: give a pair for each text", found, "new.txt", model="pairs")
 
 
 def test_texts_that_are_cut_are_counted(folder: Path, filler: Path, capsys, tmp_path: Path):
@@ -157,16 +144,13 @@ def test_texts_that_are_cut_are_counted(folder: Path, filler: Path, capsys, tmp_
 
 def test_classes_in_a_file(tmp_path: Path):
     tops = [{"class": "no", "probability": 0.75}], [{"class": "yes", "probability": 2 / 3}]
-    rows = [
-        {"text": "a, b", "pair": "c", "top": tops[0]},
-        {"text": "d", "pair": "é", "top": tops[1]},
-    ]
+    pairs = zip((("a, b", "c"), ("d", "é")), tops, strict=True)
+    rows = [{"text": text, "pair": pair, "top": top} for (text, pair), top in pairs]
     table, lines = tmp_path / "found.csv", tmp_path / "found.jsonl"
     for out in (table, lines):
         predict.write_predictions(rows, str(out))
-    assert table.read_text() == (
-        'text,pair,class_1,probability_1\n"a, b",c,no,0.75\nd,é,yes,0.666667\n'
-    )
+    written = 'text,pair,class_1,probability_1\n"a, b",c,no,0.75\nd,é,yes,0.666667\n'
+    assert table.read_text() == written
     tops[1][0]["probability"] = 0.666667
     assert [json.loads(line) for line in lines.read_text().splitlines()] == rows
 
@@ -196,15 +180,12 @@ def test_the_second_text_of_a_pair_has_its_own_token_type(folder: Path, capsys):
 def test_answers_are_those_of_the_evaluation(head: str, folder: Path, tmp_path: Path, capsys):
     """The contexts have several windows; each answer is also the best of the spans."""
     place = answerer(folder, head)
-    assert evaluate.main([f"--workdir={place}", f"--out={tmp_path}", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = answered(capsys, evaluate.main, f"--workdir={place}", f"--out={tmp_path}")
     assert printed["windows"] > 6
     low, high = printed["intervals"]["exact"]
     assert low <= printed["exact"] <= high
-    answers, nulls = (
-        json.loads((tmp_path / f"{name}.json").read_text())
-        for name in ("predictions", "null_scores")
-    )
+    names = ("predictions", "null_scores")
+    answers, nulls = (json.loads((tmp_path / f"{name}.json").read_text()) for name in names)
     content = json.loads((folder / "dev-v2.0.json").read_text())
     for paragraph in content["data"][0]["paragraphs"][:2]:
         (asked,) = paragraph["qas"]
@@ -237,9 +218,8 @@ def test_words_for_masks(filler: Path, capsys):
     expected = np.asarray(jax.nn.softmax(outputs["mlm_logits"][0]))
     assert len(row["masks"]) == 2
     for found, probs in zip(row["masks"], expected, strict=True):
-        assert [one["word"] for one in found] == [
-            tokenizer.token(k) for k in np.argsort(-probs, kind="stable")
-        ]
+        order = np.argsort(-probs, kind="stable")
+        assert [one["word"] for one in found] == [tokenizer.token(k) for k in order]
         np.testing.assert_allclose([one["probability"] for one in found], -np.sort(-probs), 1e-4)
 
 
@@ -273,5 +253,4 @@ def test_mistakes_are_one_line(reviews_run: Path, filler: Path, folder: Path, ca
         flags = [f"--workdir={places[model]}", *flags]
         assert answer in refused(capsys, predict.main, *flags), flags
     program = [f"--workdir={filler}", "--out=program", "--format=stablehlo"]
-    assert export.main(program) == 2
-    assert "writes classifiers of images and texts\n" in capsys.readouterr().err
+    assert refused(capsys, export.main, *program).endswith("classifiers of images and texts\n")

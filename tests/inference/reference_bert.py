@@ -17,24 +17,12 @@ LAYER = {"bert": "encoder.layer.{}", "albert": "encoder.albert_layer_groups.{}.a
 # Names within a layer: query, key, value, out, norm, wi, wo, norm.
 IN_LAYER = {
     "bert": (
-        "attention.self.query",
-        "attention.self.key",
-        "attention.self.value",
-        "attention.output.dense",
-        "attention.output.LayerNorm",
-        "intermediate.dense",
-        "output.dense",
-        "output.LayerNorm",
+        *(f"attention.{n}" for n in ("self.query", "self.key", "self.value", "output.dense")),
+        *("attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
     ),
     "albert": (
-        "attention.query",
-        "attention.key",
-        "attention.value",
-        "attention.dense",
-        "attention.LayerNorm",
-        "ffn",
-        "ffn_output",
-        "full_layer_layer_norm",
+        *(f"attention.{name}" for name in ("query", "key", "value", "dense", "LayerNorm")),
+        *("ffn", "ffn_output", "full_layer_layer_norm"),
     ),
 }
 HEADS = {

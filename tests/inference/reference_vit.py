@@ -37,9 +37,8 @@ def random_vit(*, cls: bool = True, pre_logits: bool = False) -> Vit:
         outside |= {"pre_kernel": draw(D, D), "pre_bias": draw(D)}
 
     def block() -> dict[str, np.ndarray]:
-        parts = {
-            f"norm{i}_{v}": draw(D) + (v == "scale") for i in (1, 2) for v in ("scale", "bias")
-        }
+        ends = ("scale", "bias")
+        parts = {f"norm{i}_{v}": draw(D) + (v == "scale") for i in (1, 2) for v in ends}
         for name in ("query", "key", "value", "out"):
             parts |= {f"{name}_kernel": draw(D, D), f"{name}_bias": draw(D)}
         return parts | {
@@ -88,11 +87,8 @@ def logits(
     w = {k: v.astype(np.float64) for k, v in vit.outside.items()}
     rows = []
     for image in images.astype(np.float64):
-        patches = [
-            image[r * P : (r + 1) * P, c * P : (c + 1) * P].ravel()
-            for r in range(SIDE)
-            for c in range(SIDE)
-        ]
+        grid = [(r * P, c * P) for r in range(SIDE) for c in range(SIDE)]
+        patches = [image[r : r + P, c : c + P].ravel() for r, c in grid]
         x = np.stack(patches) @ w["patch_kernel"].reshape(-1, D) + w["patch_bias"]
         x = np.concatenate([w["cls"][0], x]) if "cls" in w else x
         x = x + w["positions"][0]
@@ -117,19 +113,10 @@ def google_names(
 ) -> dict[str, np.ndarray]:
     """Names and shapes the weights as Google's `.npz` files do."""
     w = vit.outside
-    arrays = {
-        "embedding/kernel": w["patch_kernel"],
-        "embedding/bias": w["patch_bias"],
-        positions: w["positions"],
-        "Transformer/encoder_norm/scale": w["norm_scale"],
-        "Transformer/encoder_norm/bias": w["norm_bias"],
-        "head/kernel": w["head_kernel"],
-        "head/bias": w["head_bias"],
-    }
+    names = {"embedding": "patch", "Transformer/encoder_norm": "norm", "head": "head"}
+    arrays = renamed(w, names | {"pre_logits": "pre"}) | {positions: w["positions"]}
     if "cls" in w:
         arrays["cls"] = w["cls"]
-    if "pre_kernel" in w:
-        arrays |= {"pre_logits/kernel": w["pre_kernel"], "pre_logits/bias": w["pre_bias"]}
     blocks = [google_block(b, numbered_together) for b in vit.blocks]
     if stacked:
         one = {k: np.stack([b[k] for b in blocks]) for k in blocks[0]}
@@ -141,56 +128,47 @@ def google_names(
 
 def google_block(b: dict[str, np.ndarray], numbered_together: bool) -> dict[str, np.ndarray]:
     norm1, att, norm2, mlp = (0, 1, 2, 3) if numbered_together else (0, 0, 1, 0)
-    attention_name = f"MultiHeadDotProductAttention_{att}"
-    named = {}
+    shaped = b | {"out_kernel": b["out_kernel"].reshape(N, H, D)}
     for name in ("query", "key", "value"):
-        named[f"{attention_name}/{name}/kernel"] = b[f"{name}_kernel"].reshape(D, N, H)
-        named[f"{attention_name}/{name}/bias"] = b[f"{name}_bias"].reshape(N, H)
-    return named | {
-        f"{attention_name}/out/kernel": b["out_kernel"].reshape(N, H, D),
-        f"{attention_name}/out/bias": b["out_bias"],
-        f"LayerNorm_{norm1}/scale": b["norm1_scale"],
-        f"LayerNorm_{norm1}/bias": b["norm1_bias"],
-        f"LayerNorm_{norm2}/scale": b["norm2_scale"],
-        f"LayerNorm_{norm2}/bias": b["norm2_bias"],
-        f"MlpBlock_{mlp}/Dense_0/kernel": b["wi_kernel"],
-        f"MlpBlock_{mlp}/Dense_0/bias": b["wi_bias"],
-        f"MlpBlock_{mlp}/Dense_1/kernel": b["wo_kernel"],
-        f"MlpBlock_{mlp}/Dense_1/bias": b["wo_bias"],
+        shaped[f"{name}_kernel"] = b[f"{name}_kernel"].reshape(D, N, H)
+        shaped[f"{name}_bias"] = b[f"{name}_bias"].reshape(N, H)
+    linear = ("query", "key", "value", "out")
+    names = {f"MultiHeadDotProductAttention_{att}/{name}": name for name in linear}
+    names |= {f"LayerNorm_{norm1}": "norm1", f"LayerNorm_{norm2}": "norm2"}
+    names |= {f"MlpBlock_{mlp}/Dense_0": "wi", f"MlpBlock_{mlp}/Dense_1": "wo"}
+    return renamed(shaped, names)
+
+
+def renamed(weights: dict[str, np.ndarray], names: dict[str, str]) -> dict[str, np.ndarray]:
+    """Returns the kernels, scales and biases under their names: {theirs: ours}."""
+    return {
+        f"{theirs}/{end}": weights[f"{ours}_{end}"]
+        for theirs, ours in names.items()
+        for end in ("kernel", "scale", "bias")
+        if f"{ours}_{end}" in weights
     }
 
 
 # Their name of each linear layer in a block: in stored files, and in the modules of transformers 5.
+LINEAR = ("query", "key", "value", "out", "wi", "wo")
+FILES = [f"attention.attention.{name}" for name in LINEAR[:3]]
+FILES += ["attention.output.dense", "intermediate.dense", "output.dense"]
+MODULES = [f"attention.{letter}_proj" for letter in "qkvo"] + ["mlp.fc1", "mlp.fc2"]
 HUGGINGFACE_LINEAR = {
-    "files": {
-        "attention.attention.query": "query",
-        "attention.attention.key": "key",
-        "attention.attention.value": "value",
-        "attention.output.dense": "out",
-        "intermediate.dense": "wi",
-        "output.dense": "wo",
-    },
-    "modules": {
-        "attention.q_proj": "query",
-        "attention.k_proj": "key",
-        "attention.v_proj": "value",
-        "attention.o_proj": "out",
-        "mlp.fc1": "wi",
-        "mlp.fc2": "wo",
-    },
+    "files": dict(zip(FILES, LINEAR, strict=True)),
+    "modules": dict(zip(MODULES, LINEAR, strict=True)),
 }
 
 
 def huggingface_names(vit: Vit, *, layout: str = "files") -> dict[str, np.ndarray]:
     """Names and shapes the weights as ViTForImageClassification does: linear layers [out, in]."""
     w = vit.outside
+    patches = "vit.embeddings.patch_embeddings.projection"
     arrays = {
         "vit.embeddings.cls_token": w["cls"],
         "vit.embeddings.position_embeddings": w["positions"],
-        "vit.embeddings.patch_embeddings.projection.weight": w["patch_kernel"].transpose(
-            3, 2, 0, 1
-        ),
-        "vit.embeddings.patch_embeddings.projection.bias": w["patch_bias"],
+        f"{patches}.weight": w["patch_kernel"].transpose(3, 2, 0, 1),
+        f"{patches}.bias": w["patch_bias"],
         "vit.layernorm.weight": w["norm_scale"],
         "vit.layernorm.bias": w["norm_bias"],
         "classifier.weight": w["head_kernel"].T,

@@ -11,15 +11,15 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refuses
 from sklearn.datasets import load_digits
 from small_runs import ROOT
-from untrained import export_untrained, image_spec
+from untrained import export_texts, image_spec
 
 import widenet_jax as wj
 from configs import glue, language_model, squad, text_tiny
 from widenet_jax.config import imports
 from widenet_jax.corpus.novel import FOLDER
-from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.errors import BadInputError, RunFailedError, naming_arguments
 from widenet_jax.nn.build import count_parameters, parameter_shapes
 
@@ -43,13 +43,11 @@ def opened(
 
     def model_for(name: str) -> wj.Model:
         if name not in models:
-            config, tokenizer = CONFIGS[name](), load_tokenizer(str(FOLDER))
-            config.update_from_flattened_dict({"model.loop.core": ((1, 1),), "data.max_length": 16})
-            info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
-            info |= {"class_names": ["no", "yes"], "pairs": False} if name == "texts" else {}
+            config = CONFIGS[name]()
+            info = {"class_names": ["no", "yes"], "pairs": False} if name == "texts" else {}
             if name == "answers":
                 config.update_from_flattened_dict({"data.max_question_length": 4, "data.stride": 4})
-            models[name] = wj.load(export_untrained(config, info, folder / name))
+            models[name] = wj.load(export_texts(config, FOLDER, folder / name, **info))
         return models[name]
 
     return model_for
@@ -92,14 +90,11 @@ def test_images_in_every_form(opened, tmp_path: Path, monkeypatch):
     ((alone,),) = model.predict([DIGITS[1]], top=1)
     assert alone["class"] == found[1][0]["class"] and model.predict([]) == []
     assert alone["probability"] == pytest.approx(found[1][0]["probability"], abs=1e-6)
-    assert softmax_of(model, model.features(DIGITS), "head") == pytest.approx(
-        np.stack(probs), abs=1e-5
-    )
     assert model.features([]).shape == (0, 32)
-    monkeypatch.setattr("widenet_jax.inference.api.BATCH", 2)
-    np.testing.assert_allclose(
-        softmax_of(model, model.features(DIGITS), "head"), np.stack(probs), atol=1e-5
-    )
+    for batch in (32, 2):
+        monkeypatch.setattr("widenet_jax.inference.api.BATCH", batch)
+        shares = softmax_of(model, model.features(DIGITS), "head")
+        np.testing.assert_allclose(shares, np.stack(probs), atol=1e-5)
 
 
 def test_texts(opened):
@@ -107,14 +102,9 @@ def test_texts(opened):
     texts = [TEXT, "Anne Elliot"]
     features = model.features(texts)
     assert features.shape == (2, 64)
-    for found, expected in zip(
-        model.predict(texts), softmax_of(model, features, "classifier"), strict=True
-    ):
+    shares = softmax_of(model, features, "classifier")
+    for found, expected in zip(model.predict(texts), shares, strict=True):
         assert [one["probability"] for one in found] == pytest.approx(-np.sort(-expected))
-    with pytest.raises(BadInputError, match="trained on single texts: leave the pair out"):
-        model.predict(texts, texts)
-    with pytest.raises(BadInputError, match="2 texts and 1 pairs: give a pair for each text"):
-        model.predict(texts, texts[:1])
 
 
 def test_masks_answers_and_more_text(opened):
@@ -127,9 +117,8 @@ def test_masks_answers_and_more_text(opened):
     assert found.top[0]["text"] in TEXT and found.answer in ("", found.top[0]["text"])
     writer = opened("more")
     greedy = writer.continue_text("She was", length=3, temperature=0)
-    assert greedy.startswith("she was") and greedy == writer.continue_text(
-        "She was", length=3, top_k=1, seed=7
-    )
+    assert greedy.startswith("she was")
+    assert greedy == writer.continue_text("She was", length=3, top_k=1, seed=7)
 
 
 MISTAKES = [
@@ -157,8 +146,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("kind", "call", "message"), MISTAKES)
 def test_mistakes(opened, kind: str, call: Callable, message: str):
-    with pytest.raises(BadInputError, match=message):
-        call(opened(kind))
+    refuses(message, call, opened(kind))
 
 
 def test_opening_names_the_arguments_of_python(digits_export: Path, tmp_path: Path):
@@ -177,13 +165,9 @@ def test_opening_names_the_arguments_of_python(digits_export: Path, tmp_path: Pa
         (export, {"imports": str(file)}, "^imports='.* is one file: give a list, as in .'.*mine"),
         (export, {"imports": [file]}, f"^imports={file}: there is no Python file"),
     ):
-        with pytest.raises(BadInputError, match=message):
-            wj.load(place, **how)
+        refuses(message, wj.load, place, **how)
     file.touch()
-    with pytest.raises(
-        BadInputError, match=r"has changed since; .* add imports=\['.*/it is mine.py"
-    ):
-        wj.load(export)
+    refuses(r"has changed since; .* add imports=\['.*/it is mine.py", wj.load, export)
     try:
         assert wj.load(export, imports=[file]).task == "classification"
     finally:
@@ -206,16 +190,8 @@ def test_training_names_the_arguments_of_python(tmp_path: Path):
     for workdir, how, message in (
         ("file", {}, f"^workdir={tmp_path}/file is a file; name a directory$"),
         ("other", {}, "other is not empty and holds no run of this program; name another"),
-        (
-            "new",
-            {"fields": {"data.eval_split": "val"}},
-            r"are train, test \(config.data.eval_split",
-        ),
-        (
-            "new",
-            {"fields": {"optimizer.name": "sgdd"}},
-            r"choose one of .* \(config.optimizer.name=",
-        ),
+        ("new", {"fields": {"data.eval_split": "val"}}, r"test \(config.data.eval_split"),
+        ("new", {"fields": {"optimizer.name": "sgdd"}}, r"of .* \(config.optimizer.name="),
         ("new", {"imports": "a.py"}, "^imports='a.py' is one file: give a list, as in .'a.py'.$"),
         ("new", {"imports": ["a.py"]}, "^imports=a.py: there is no Python file"),
     ):
@@ -228,13 +204,11 @@ def test_training_names_the_arguments_of_python(tmp_path: Path):
 def test_commands_within_a_message_keep_their_flags(kind: type[Exception]):
     command = "python -m widenet_jax.main --mode=replay --workdir=runs/a"
     packed = "scripts/prepare_data.py image_folder --extend"
+    others = f"Or {command}; or {packed}."
     with pytest.raises(kind) as caught, naming_arguments(extend="extend=True"):
-        raise kind(
-            f"--workdir=runs/a: add --extend. Or {command}; or {packed}. --config.x=1; no --force"
-        )
-    assert str(caught.value) == (
-        f"workdir=runs/a: add extend=True. Or {command}; or {packed}. config.x=1; no --force"
-    )
+        raise kind(f"--workdir=runs/a: add --extend. {others} --config.x=1; no --force")
+    told = f"workdir=runs/a: add extend=True. {others} config.x=1; no --force"
+    assert str(caught.value) == told
 
 
 def test_untrained_models():
@@ -251,5 +225,4 @@ def test_untrained_models():
         ("widenet_b,expert=8", {}, "widenet_b has no option 'expert'; did you mean experts. there"),
         ("wt_s", {"num_classes": 10}, "wt_s.num_classes is unknown; wt_s may have vocab_size"),
     ):
-        with pytest.raises(BadInputError, match=message):
-            wj.build_model(variant, **fields)
+        refuses(message, wj.build_model, variant, **fields)

@@ -15,11 +15,12 @@ import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 from etils.epath.testing import mock_epath
+from refusals import answered, refused, refuses
 
 import widenet_jax as wj
 from widenet_jax.checkpoint.checkpoints import CHOICES, OF_LAST, load_checkpoint
 from widenet_jax.checkpoint.manifest import params_sha256, write_manifest
-from widenet_jax.cli import evaluate, export, predict
+from widenet_jax.cli import export, predict
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.files import split_checkpoint
 from widenet_jax.inference.pretrained import load_pretrained
@@ -67,31 +68,28 @@ def test_each_is_found(run: Path, digits_run: Path):
 
 def test_commands_take_it(run: Path, tmp_path: Path, capsys):
     cv2.imwrite(str(tmp_path / "digit.png"), np.zeros((8, 8), np.uint8))
-    for main, *flags in (
-        (export.main, f"--out={tmp_path}/exported"),
-        (predict.main, str(tmp_path / "digit.png")),
-    ):
-        assert main([*flags, f"--workdir={run}", "--checkpoint=best", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["step"] == 10
+    flags = (f"--workdir={run}", "--checkpoint=best")
+    words = {export.main: f"--out={tmp_path}/exported", predict.main: tmp_path / "digit.png"}
+    for main, word in words.items():
+        assert answered(capsys, main, word, *flags)["step"] == 10
     assert json.loads((tmp_path / "exported" / "export.json").read_text())["step"] == 10
 
 
 def test_one_that_is_not_there(run: Path, digits_export: Path, capsys):
     """In Python, at the end of a place, and as a flag; an export has none."""
     absent = r"run has no checkpoint 15; it has 20, best \(step 10\)\. A run keeps the newest"
-    with pytest.raises(BadInputError, match=absent):
-        read_model(str(run), checkpoint="15")
-    with pytest.raises(BadInputError, match="both name a checkpoint"):
-        read_model(f"{run}@last", checkpoint="best")
+    refuses(absent, read_model, str(run), checkpoint="15")
+    refuses("both name a checkpoint", read_model, f"{run}@last", checkpoint="best")
     for which in ("step_20", "", -1, 20.0, True):
         message = f"checkpoint={str(which)!r} must be last, best or a step"
-        with pytest.raises(BadInputError, match=message):
-            wj.load(run, checkpoint=which)
-    assert evaluate.main([f"--workdir={run}", "--checkpoint=1.5"]) == 2
-    assert "'1.5' must be last, best or a step" in capsys.readouterr().err
-    for place, message in ((digits_export, "is an export"), ("hf.safetensors", "holds public")):
-        assert predict.main([f"--workdir={place}", "--checkpoint=best", "x.png"]) == 2
-        assert message in capsys.readouterr().err
+        refuses(message, wj.load, run, checkpoint=which)
+    for place, which, message in (
+        (run, "1.5", "'1.5' must be last, best or a step"),
+        (digits_export, "best", "is an export"),
+        ("hf.safetensors", "best", "holds public"),
+    ):
+        flags = (f"--workdir={place}", f"--checkpoint={which}", "x.png")
+        assert message in refused(capsys, predict.main, *flags)
 
 
 @pytest.mark.parametrize(("which", "series"), [("20", "checkpoints"), ("best", "best")])
@@ -152,8 +150,7 @@ def test_a_directory_may_end_like_a_checkpoint(tmp_path: Path, monkeypatch: pyte
     os.mkdir(tmp_path / "mine@best")
     assert split_checkpoint(f"{tmp_path}/mine@best") == (f"{tmp_path}/mine@best", "")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(BadInputError, match="gs://b/mine@120 needs the gcsfs package: pip inst"):
-        wj.load("gs://b/mine@120")
+    refuses("gs://b/mine@120 needs the gcsfs package: pip inst", wj.load, "gs://b/mine@120")
     monkeypatch.setitem(sys.modules, "gcsfs", ModuleType("gcsfs"))
     with mock_epath(exists=lambda _, path: path == "gs://b/export@120"):
         assert split_checkpoint("gs://b/export@120") == ("gs://b/export@120", "")

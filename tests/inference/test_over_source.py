@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from widenet_jax.data.labelled import Subset, relabelled, with_classes
 from widenet_jax.errors import BadInputError
@@ -40,7 +41,4 @@ def test_images_of_other_channels(digits_run, tmp_path):
         cv2.imwrite(str(tmp_path / "test" / name / "1.png"), np.zeros((8, 8, 3), np.uint8))
     changes = [f"--config.data.path={tmp_path}", "--config.data.source=image_folder"]
     trained = open_trained(str(digits_run), changes)
-    with pytest.raises(
-        BadInputError, match=r"image of shape \[8, 8, 3\], and .* trained on \[8, 8, 1\]"
-    ):
-        open_source(trained)
+    refuses(r"image of shape \[8, 8, 3\], and .* trained on \[8, 8, 1\]", open_source, trained)

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jax import export
+from refusals import answered, refused
 from sklearn.datasets import load_digits
-from untrained import export_untrained
+from untrained import export_texts
 
 import widenet_jax as wj
 from configs import glue
@@ -45,19 +46,12 @@ def code_in(readme: str) -> str:
 def test_images_in_a_process_with_jax_only(digits_run: Path, tmp_path: Path, capsys):
     out = tmp_path / "program"
     flags = [f"--workdir={digits_run}", f"--out={out}", "--format=stablehlo"]
-    assert export_command.main([*flags, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step"] == 20
+    assert answered(capsys, export_command.main, *flags)["step"] == 20
     readme = (out / "README.md").read_text()
     images = load_digits().images[:3, ..., None].astype(np.uint8) * 15
     np.save(out / "images.npy", images)
-    done = subprocess.run(
-        [sys.executable, "-c", code_in(readme) + ONLY_JAX],
-        cwd=out,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "[]\n"
+    command, how = [sys.executable, "-c", code_in(readme) + ONLY_JAX], {"cwd": out, "text": True}
+    assert subprocess.run(command, **how, capture_output=True, check=True).stdout == "[]\n"
     with np.load(out / "found.npz") as found:
         all_three, first = found["arr_0"], found["arr_1"]
     model = wj.load(digits_run)
@@ -65,18 +59,15 @@ def test_images_in_a_process_with_jax_only(digits_run: Path, tmp_path: Path, cap
     np.testing.assert_allclose(first, all_three[:1], atol=1e-6)
     assert json.loads((out / "class_names.json").read_text()) == list(model.class_names)
     assert '"image": uint8 [n, 8, 8, 1]' in readme
-    assert export_command.main(flags) == 2
-    assert "is not empty; name a new directory" in capsys.readouterr().err
+    assert "is not empty; name a new directory" in refused(capsys, export_command.main, *flags)
 
 
 @pytest.mark.slow
 def test_texts(tmp_path: Path):
     """[CLS] text [SEP] pair [SEP] by hand, padded with zeros."""
-    out, tokenizer = tmp_path / "program", load_tokenizer(str(FOLDER))
+    out, info = tmp_path / "program", {"pairs": True, "class_names": ["no", "yes"]}
     config = glue.get_config("own,model=widenet_4_tiny")
-    config.update_from_flattened_dict({"model.loop.core": ((1, 1),), "data.max_length": 16})
-    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size, "pairs": True}
-    place = export_untrained(config, info | {"class_names": ["no", "yes"]}, tmp_path / "classes")
+    place = export_texts(config, FOLDER, tmp_path / "classes", **info)
     flags = [f"--workdir={place}", f"--out={out}", "--format=stablehlo"]
     assert export_command.main(flags) == 0
     tokenizer = load_tokenizer(str(out / "tokenizer.json"))

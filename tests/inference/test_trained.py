@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from refusals import refuses
 
-from widenet_jax.errors import BadInputError
 from widenet_jax.inference.trained import open_trained, result_at
 
 
@@ -21,8 +21,7 @@ from widenet_jax.inference.trained import open_trained, result_at
     ],
 )  # fmt: skip
 def test_changes_that_do_not_fit(digits_run, change: str, message: str):
-    with pytest.raises(BadInputError, match=message):
-        open_trained(str(digits_run), [change])
+    refuses(message, open_trained, str(digits_run), [change])
 
 
 def test_the_result_of_a_step_has_its_own_evaluation(tmp_path):
@@ -42,5 +41,4 @@ def test_the_result_of_a_step_has_its_own_evaluation(tmp_path):
     assert result_at(tmp_path, 10) == {"steps": 10, "unit": "images", "test_accuracy": 0.6}
     assert result_at(tmp_path, 15) == {}
     (tmp_path / "result.json").write_text("[]")
-    with pytest.raises(BadInputError, match=r"result.json: holds no JSON object; copy"):
-        result_at(tmp_path, 10)
+    refuses(r"result.json: holds no JSON object; copy", result_at, tmp_path, 10)

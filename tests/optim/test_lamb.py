@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optimizers import train
 
 from widenet_jax.optim.build import decay_mask
 from widenet_jax.optim.lamb import lamb, scale_by_trust_ratio, trust_ratio
@@ -50,14 +51,11 @@ def stack_experts(tree: dict) -> dict:
     return map_blocks(tree, change)
 
 
-def train(tx: optax.GradientTransformation, store, steps: int = 3) -> dict:
-    """Returns parameters, stored by `store`, after `steps` updates with random gradients."""
-    params = store(apart(0, spread=True))
-    state, update = tx.init(params), jax.jit(tx.update)
-    for step in range(1, steps + 1):
-        updates, state = update(store(apart(step, spread=False)), state, params)
-        params = optax.apply_updates(params, updates)
-    return params
+def moved(tx: optax.GradientTransformation, store) -> dict:
+    """Returns parameters, stored by `store`, after three updates with random gradients."""
+    return train(
+        tx, store(apart(0, spread=True)), [store(apart(step, spread=False)) for step in (1, 2, 3)]
+    )
 
 
 def assert_close(a: dict, b: dict, tolerance: float = 1e-6) -> None:
@@ -83,11 +81,11 @@ def test_three_steps_are_the_papers_algorithm(trained_apart: dict):
 
 @pytest.fixture(scope="module")
 def trained_apart() -> dict:
-    return train(lamb(LR, weight_decay=DECAY), lambda tree: tree)
+    return moved(lamb(LR, weight_decay=DECAY), lambda tree: tree)
 
 
 def test_stacked_experts_do_not_change_the_update(trained_apart: dict):
-    assert_close(train(lamb(LR, weight_decay=DECAY), stack_experts), stack_experts(trained_apart))
+    assert_close(moved(lamb(LR, weight_decay=DECAY), stack_experts), stack_experts(trained_apart))
 
 
 def test_exclusions_take_ratio_and_decay_from_norms_and_biases_alone():
@@ -100,7 +98,7 @@ def test_exclusions_take_ratio_and_decay_from_norms_and_biases_alone():
         return numpy_lamb(p, g, decay=0.0 if small else DECAY, ratio_on=not small)
 
     want = map_with_path(expected, apart(0, spread=True), *gradients)
-    assert_close(train(tx, lambda tree: tree), want, 1e-5)
+    assert_close(moved(tx, lambda tree: tree), want, 1e-5)
 
 
 def test_ratio_per_unit_by_hand():

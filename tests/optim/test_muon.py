@@ -3,10 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-
-from widenet_jax.config.files import configs_module
-from widenet_jax.optim.build import build_optimizer
+from optimizers import build, train
 
 SHAPES = {
     "embedding": (4, 3),
@@ -19,10 +16,7 @@ SHAPES = {
     "head": {"kernel": (3, 4)},
 }
 MATRICES = ("query/kernel", "experts/wi/kernel", "block_00_mlp/wo/kernel")
-SECTION = {name: row[0] for name, row in configs_module("defaults").RUN["optimizer"].items()} | {
-    "name": "muon", "schedule": "constant", "learning_rate": 0.02, "momentum": 0.95,
-    "weight_decay": 0.1, "grad_clip_norm": 0.0, "adam_rate": 0.25,
-}  # fmt: skip
+FIELDS = {"momentum": 0.95, "weight_decay": 0.1, "adam_rate": 0.25}
 
 
 def draw(seed: int) -> dict:
@@ -50,21 +44,16 @@ def by_hand(p: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
     return p
 
 
-def train(section: dict, gradients: list[dict]) -> dict:
-    sizes = {"depth": 1, "total_steps": 9, "batch_size": 1, "num_examples": 9}
+def moved(name: str, rate: float, gradients: list[dict]) -> dict:
     params = draw(0)
-    tx, _ = build_optimizer(section, params_or_shapes=params, **sizes)
-    state, update = tx.init(params), jax.jit(tx.update)
-    for gradient in gradients:
-        updates, state = update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
-    return params
+    tx, _ = build(params, 1, name=name, learning_rate=rate, exclude_norm_and_bias=True, **FIELDS)
+    return train(tx, params, gradients)
 
 
 def test_matrices_become_orthogonal_one_by_one_and_adamw_moves_the_rest():
     gradients = [draw(1), draw(2)]
-    ours = train(SECTION, gradients)
-    adamw = train(SECTION | {"name": "adamw", "learning_rate": 0.005}, gradients)
+    ours = moved("muon", 0.02, gradients)
+    adamw = moved("adamw", 0.005, gradients)
     orthogonalised = []
 
     def check(path: tuple, found: np.ndarray, p: np.ndarray, theirs: np.ndarray, *g) -> None:
@@ -85,6 +74,6 @@ def test_matrices_become_orthogonal_one_by_one_and_adamw_moves_the_rest():
 
 
 def test_a_gradient_of_zeros_moves_nothing_but_by_decay():
-    after = train(SECTION, [jax.tree.map(jnp.zeros_like, draw(0))])
+    after = moved("muon", 0.02, [jax.tree.map(jnp.zeros_like, draw(0))])
     query = lambda params: params["encoder"]["attention"]["query"]["kernel"]  # noqa: E731
     np.testing.assert_allclose(query(after), query(draw(0)) * (1 - 0.02 * 0.1), rtol=1e-6)

@@ -78,12 +78,12 @@ class Checkpoints:
         """Returns the best value of the primary metric so far; None where none is kept."""
         try:
             best, damaged = self.best.newest({})
-        except CannotReadError:  # it may be intact
-            raise
-        except RunFailedError as error:  # the run can do without: the next best replaces it
+        except RunFailedError as error:
+            if isinstance(error, CannotReadError):  # it may be intact
+                raise
+            # The run can do without: the next best replaces it.
             print(f"warning: {error}", file=sys.stderr)
-            self.best.quarantine(dict.fromkeys(self.best.steps(), "is not intact"))
-            return None
+            best, damaged = None, dict.fromkeys(self.best.steps(), "is not intact")
         self.best.quarantine(damaged)
         if best is None:
             return None

@@ -23,7 +23,6 @@ from widenet_jax.typing import PyTree
 MANIFEST = "manifest.json"
 # Orbax writes these after the manifest; restoring does not need them.
 LEFT_OUT = (MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt")
-BLOCK_BYTES = 1 << 24
 MAX_THREADS = 8
 
 
@@ -82,14 +81,11 @@ def files_below(directory: epath.Path, prefix: str = "") -> list[str]:
 
 def size_and_sha256(path: epath.Path, *, flush: bool = False) -> tuple[int, str]:
     """Returns a file's size in bytes and its SHA-256 in hex; `flush` also syncs it to disk."""
-    sha, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            sha.update(block)
-            size += len(block)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
         if flush and not is_remote(path):
             os.fsync(file.fileno())
-    return size, sha.hexdigest()
+        return file.tell(), digest
 
 
 def own_sha256(files: dict) -> str:

@@ -25,9 +25,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from widenet_jax.checkpoint import failed_save
+from widenet_jax.checkpoint import failed_save  # noqa: F401  # failed saves end quietly
 from widenet_jax.checkpoint.manifest import damage, write_manifest
-from widenet_jax.errors import BadInputError, RunFailedError, check_format, first_line
+from widenet_jax.errors import RunFailedError, check_format, first_line, refuse, refuse_value
 from widenet_jax.files import is_remote, matching
 from widenet_jax.typing import PyTree
 
@@ -35,6 +35,10 @@ FORMAT_VERSION = 1
 UNFINISHED = ".orbax-checkpoint-tmp"
 NONE = -1  # no step
 FEW_INODES = 100  # a checkpoint has dozens of files
+OTHER_MODEL = (
+    "holds a different model from the one in the config; use a new --workdir, or the config that "
+    "trained the checkpoint"
+)
 
 
 class CannotWriteError(RunFailedError):
@@ -65,15 +69,22 @@ class Series:
         self.writing: threading.Thread | None = None
         self.error: CannotWriteError | None = None
         self.step = NONE  # step of the checkpoint last written or read
-        self.operation = ""  # Orbax's name of the last save
         # Orbax synchronises hosts at numbered barriers. Two series may save at the same time, so
         # each has its own prefix: with a shared count, hosts could reach the barriers in different
         # orders and deadlock.
         name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
         hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
-        commit = ocp.AsyncOptions(post_finalization_callback=self._before_commit)
+        # Directories are made before a save begins. Threads that wait for a directory which cannot
+        # be made would keep a process from ending for minutes.
+        commit = ocp.AsyncOptions(
+            post_finalization_callback=self._before_commit, create_directories_asynchronously=False
+        )
         items = {name: ocp.StandardCheckpointHandler() for name in ("params", "opt_state", "carry")}
-        handler = ocp.CompositeCheckpointHandler(**items, meta=ocp.JsonCheckpointHandler())
+        handler = ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(hosts, async_options=commit),
+            **items,
+            meta=ocp.JsonCheckpointHandler(),
+        )
         self.checkpointer = ocp.AsyncCheckpointer(
             handler, async_options=commit, multiprocessing_options=hosts
         )
@@ -94,9 +105,7 @@ class Series:
             self._remove_uncommitted(step)
             self.checkpointer.save(self.directory / str(step), args=args)
         except Exception as error:
-            self.operation = failed_save.operation()
             raise self._cannot_write(error, size) from error
-        self.operation = failed_save.operation()
         self.writing = threading.Thread(target=self._finish, args=(size,), name="checkpoint")
         self.writing.start()
 
@@ -132,7 +141,6 @@ class Series:
         if full := is_full(error):
             lack, mend = space_text(self.directory, size)  # before anything is removed
             problem = f"{full}{lack}"
-        failed_save.end_threads(self.operation)
         with suppress(OSError):
             self.remove_unfinished()
         return CannotWriteError(
@@ -208,21 +216,19 @@ class Series:
         """
         damaged: dict[int, str] = {}
         while (step := self._next_whole(damaged, only)) != NONE:
-            meta = self._read(step, meta=ocp.args.JsonRestore()).meta
-            check_format(meta, FORMAT_VERSION, place=self.directory / str(step))
+            path = self.directory / str(step)
+            meta = self._read(path, meta=ocp.args.JsonRestore()).meta
+            check_format(meta, FORMAT_VERSION, place=path)
             if meta["step"] != step:  # a copied or renamed directory
                 damaged[step] = f"holds step {meta['step']}, whose name it must have"
                 continue
-            if fingerprint not in (None, meta["fingerprint"]):
-                raise BadInputError(
-                    f"checkpoint {step} in {self.directory} holds a different model from the one "
-                    "in the config; use a new --workdir, or the config that trained the checkpoint"
-                )
+            other = fingerprint not in (None, meta["fingerprint"])
+            refuse_value(f"checkpoint {step} in {self.directory}", (other, OTHER_MODEL))
             args = {
-                name: ocp.args.StandardRestore(self._target(step, name, target))
+                name: ocp.args.StandardRestore(self._target(path / name, target))
                 for name, target in targets.items()
             }
-            items = dict(self._read(step, **args)) if args else {}
+            items = dict(self._read(path, **args)) if args else {}
             if not finite or all_finite(items):
                 self.step = step
                 return Restored(items, meta), damaged
@@ -242,18 +248,10 @@ class Series:
         """
         found, failure = NONE, None
         if jax.process_index() == 0:
-            steps = [s for s in self.steps() if only in (None, s) and s not in damaged]
-            for step in reversed(steps):
-                try:
-                    with errors_of_reading(self.directory / str(step)):
-                        problem = damage(self.directory / str(step))
-                except CannotReadError as error:  # raised when the other hosts know
-                    failure = error
-                    break
-                if problem is None:
-                    found = step
-                    break
-                damaged[step] = problem
+            try:
+                found = self._newest_whole(damaged, only)
+            except CannotReadError as error:  # raised when the other hosts know
+                failure = error
         # Every host must know whether any checkpoint is damaged, because this decides between an
         # error and a new run. Only the first host knows which.
         found, count, failed = multihost_utils.broadcast_one_to_all(
@@ -265,18 +263,27 @@ class Series:
             damaged[NONE] = "see the message of the first process"
         return int(found)
 
-    def _read(self, step: int, **args: Any) -> Any:
-        path = self.directory / str(step)
+    def _newest_whole(self, damaged: dict[int, str], only: int | None) -> int:
+        """As `_next_whole`, on the first host."""
+        for step in reversed(self.steps()):
+            if only in (None, step) and step not in damaged:
+                path = self.directory / str(step)
+                with errors_of_reading(path):
+                    if not (problem := damage(path)):
+                        return step
+                damaged[step] = problem
+        return NONE
+
+    def _read(self, path: epath.Path, **args: Any) -> Any:
         with errors_of_reading(path):
             return self.checkpointer.restore(path, args=ocp.args.Composite(**args))
 
-    def _target(self, step: int, item: str, target: PyTree) -> PyTree:
+    def _target(self, item: epath.Path, target: PyTree) -> PyTree:
         """Returns shapes with shardings to restore to: `target`, or the stored shapes with it."""
         if not isinstance(target, jax.sharding.Sharding):
             return jax.tree.map(ocp.utils.to_shape_dtype_struct, target)
-        path = self.directory / str(step)
-        with errors_of_reading(path), closing(ocp.StandardCheckpointer()) as reader:
-            stored = reader.metadata(path / item).item_metadata.tree
+        with errors_of_reading(item.parent), closing(ocp.StandardCheckpointer()) as reader:
+            stored = reader.metadata(item).item_metadata.tree
         shape = partial(jax.ShapeDtypeStruct, sharding=target)
         return jax.tree.map(lambda array: shape(array.shape, array.dtype), stored)
 
@@ -307,9 +314,10 @@ def steps_in(directory: epath.Path) -> list[int]:
     Raises:
       BadInputError: it is a file.
     """
-    if directory.exists() and not directory.is_dir():
-        raise BadInputError(f"{directory} is a file, and must hold checkpoints; move it away")
-    return sorted(ocp.utils.checkpoint_steps(directory)) if directory.exists() else []
+    there = directory.exists()
+    is_file = there and not directory.is_dir()
+    refuse_value(directory, (is_file, "is a file, and must hold checkpoints; move it away"))
+    return sorted(ocp.utils.checkpoint_steps(directory)) if there else []
 
 
 @jax.jit
@@ -339,12 +347,11 @@ def check_space(
     needed = (keep + 3) * checkpoint_bytes
     there = sum(directory_bytes(workdir / folder) for folder in folders)
     free = free_bytes(workdir)
-    if free + there < needed:
-        raise BadInputError(
-            f"--workdir={workdir}: its checkpoints take up to {megabytes(needed)}, and only "
-            f"{megabytes(free)} are free there; make room, choose another --workdir, or lower "
-            f"--config.checkpoint.keep={keep}"
-        )
+    problem = (
+        f"its checkpoints take up to {megabytes(needed)}, and only {megabytes(free)} are free "
+        f"there; make room, choose another --workdir, or lower --config.checkpoint.keep={keep}"
+    )
+    refuse(f"--workdir={workdir}", (free + there < needed, problem))
 
 
 def directory_bytes(directory: epath.Path) -> int:

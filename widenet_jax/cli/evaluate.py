@@ -25,10 +25,11 @@ perplexity of a whole --file, in one row, so that each token has the whole memor
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, show
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import raise_first
 from widenet_jax.run.tables import beside, number, routing_rows, text_table
 from widenet_jax.specs import resolve, task_spec, task_specs
 
@@ -65,17 +66,9 @@ def evaluate(options: Options) -> None:
     out = absolute(options.out) if options.out else None
     result = {"workdir": options.workdir, "step": trained.step}
     spec = task_spec(trained.config.task.name)
-    if options.file:
-        if spec.open_file is None:
-            own = [other.name for other in task_specs() if other.open_file]
-            raise BadInputError(
-                f"{options.workdir} holds a model of the task {spec.name}; --file measures one of "
-                f"{' or '.join(own)}"
-            )
-        if odd := [field for field in options.fields if field.startswith(SETS)]:
-            raise BadInputError(f"{odd[0]} and --file both say what to read; remove one of them")
+    raise_first(misfits(options, spec))
     if options.predictions:
-        check_predictions(options, spec)
+        absolute(options.predictions).parent.mkdir(parents=True, exist_ok=True)
     if out:  # a mistake here would lose the work
         out.mkdir(parents=True, exist_ok=True)
     work = evaluate_classifier if spec.last_layer else evaluate_task
@@ -95,22 +88,19 @@ def loop_rows(loop: "LoopSettings") -> Rows:
     return [("loops", text)] if loop.counts.eval else []
 
 
-def check_predictions(options: Options, spec: "TaskSpec") -> None:
-    """Makes the folder of --predictions.
-
-    Raises:
-      BadInputError: the model is no classifier, or the name has another ending.
-    """
-    from widenet_jax.files import absolute
-
-    if not spec.last_layer:
-        raise BadInputError(
-            f"{options.workdir} holds a model of the task {spec.name}; --predictions writes the "
-            "classes of a classifier"
-        )
-    if not options.predictions.endswith(".csv"):
-        raise BadInputError(f"--predictions={options.predictions}: give a name that ends in .csv")
-    absolute(options.predictions).parent.mkdir(parents=True, exist_ok=True)
+def misfits(options: Options, spec: "TaskSpec") -> Iterator[str]:
+    """Yields why a model of the task cannot be measured as the flags ask."""
+    task = f"{options.workdir} holds a model of the task {spec.name}"
+    if options.file and spec.open_file is None:
+        own = " or ".join(other.name for other in task_specs() if other.open_file)
+        yield f"{task}; --file measures one of {own}"
+    for field in options.fields if options.file else ():
+        if field.startswith(SETS):
+            yield f"{field} and --file both say what to read; remove one of them"
+    if options.predictions and not spec.last_layer:
+        yield f"{task}; --predictions writes the classes of a classifier"
+    if options.predictions and not options.predictions.endswith(".csv"):
+        yield f"--predictions={options.predictions}: give a name that ends in .csv"
 
 
 def evaluate_classifier(
@@ -132,27 +122,21 @@ def evaluate_classifier(
     accuracy = classification.accuracy_of(names, found)
     result |= accuracy.as_json(unit)
     intervals = result["intervals"]
-    top_1 = f"{result['top_1']:.2%}{interval_text(intervals['top_1'])}"
+    shares = [name for name in ("top_1", "top_5", "balanced_accuracy") if name in result]
+    texts = {name: f"{result[name]:.2%}{interval_text(intervals[name])}" for name in shares}
     if out:
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
-        title = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}\ntop-1 {top_1}"
+        of_set = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}"
+        title = f"{of_set}\ntop-1 {texts['top_1']}"
         classification.draw_confusion(accuracy, out / "confusion.png", title=title)
     worst = sorted(result["per_class"].items(), key=lambda item: item[1])[:WORST]
     confused = ", ".join(f"{a} for {b} ({n:,})" for a, b, n in accuracy.confused(CONFUSED))
-    shares = ("top_1", "top_5", "balanced_accuracy")
     loss = interval_text(intervals["cross_entropy"], percent=False)
     data = trained.config.data
     return [
         ("split", f"{data.eval_split} of {data.path or data.source}"),
         (unit, f"{result[unit]:,} {getattr(source, 'part_of', '')}".strip()),
-        *(
-            (
-                name.replace("top_", "top-").replace("_", " "),
-                f"{result[name]:.2%}{interval_text(intervals[name])}",
-            )
-            for name in shares
-            if name in result
-        ),
+        *((name.replace("top_", "top-").replace("_", " "), text) for name, text in texts.items()),
         ("share of the largest class", f"{result['largest_class']:.2%}"),
         ("cross-entropy", f"{result['cross_entropy']:.4f}{loss}"),
         ("hardest classes", ", ".join(f"{name} {share:.1%}" for name, share in worst)),

@@ -28,20 +28,12 @@ def main(argv: Argv = None) -> int:
 
 def export(options: Options) -> None:
     from widenet_jax.files import absolute
-    from widenet_jax.inference import exported
+    from widenet_jax.inference.exported import FORMATS, write_exported
     from widenet_jax.inference.trained import open_trained, read_model
 
-    others = {"huggingface": exported.WEIGHTS, "stablehlo": exported.PROGRAM}
-    file = choose(exported.FORMATS | others, options.format, field="format")
-    out = absolute(options.out)
-    if options.format == "stablehlo":
-        model = open_trained(options.workdir, checkpoint=options.checkpoint)
-        exported.write_stablehlo(out, model)
-    else:
-        model = read_model(options.workdir, checkpoint=options.checkpoint)
-        if options.format == "huggingface":
-            exported.write_huggingface(out, model, place=options.workdir)
-        else:
-            exported.write_exported(out, model, file_format=options.format)
+    chosen, place = choose(FORMATS, options.format, field="format"), options.workdir
+    read = open_trained if chosen.opens else read_model
+    model = read(place, checkpoint=options.checkpoint)
+    write_exported(absolute(options.out), model, file_format=options.format, place=place)
     written = {"out": options.out, "format": options.format, "step": model.step}
-    show(options, written, f"{options.out}: step {model.step:,}, {file}")
+    show(options, written, f"{options.out}: step {model.step:,}, {chosen.file}")

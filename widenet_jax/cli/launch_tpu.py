@@ -20,7 +20,7 @@ from widenet_jax.cli.plan import DATA_SIZES, add_data_flags, plan_line, plan_of
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, seconds
-from widenet_jax.errors import STOPPED, BadInputError
+from widenet_jax.errors import STOPPED, BadInputError, raise_first, refuse
 from widenet_jax.files import check_store
 from widenet_jax.ops.launch import requests
 from widenet_jax.ops.launch.following import CloudTpu
@@ -104,17 +104,14 @@ def job_of(options: Options) -> Job:
     Raises:
       BadInputError: an impossible config, field, name or place.
     """
-    if ":" in options.tpu:  # a shape, which only `plan.py --topology` accepts
-        raise BadInputError(f"--tpu={options.tpu}: write generation and size, as in v3-256")
+    shape = ":" in options.tpu  # which only `plan.py --topology` accepts
+    refuse(f"--tpu={options.tpu}", (shape, "write generation and size, as in v3-256"))
     tpu = parse_topology(options.tpu, field="--tpu")
     config = requests.check_config(options.config)
-    for problem in requests.unreadable(override(load_config(options.config), options.fields)):
-        raise BadInputError(problem)
-    if not re.match("gs://[^/]", options.workdir):
-        raise BadInputError(
-            f"--workdir={options.workdir}: give a gs:// directory, which all workers share and "
-            "which outlives the TPU"
-        )
+    raise_first(requests.unreadable(override(load_config(options.config), options.fields)))
+    here = not re.match("gs://[^/]", options.workdir)
+    told = "give a gs:// directory, which all workers share and which outlives the TPU"
+    refuse(f"--workdir={options.workdir}", (here, told))
     check_store(options.workdir)
     places = (f"--config={config}", f"--workdir={options.workdir}", "--distributed")
     return Job(

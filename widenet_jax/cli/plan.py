@@ -17,7 +17,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, add_import_flag, positive, show
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import raise_first
 from widenet_jax.files import user_cache
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.plan.topology import parse_topology
@@ -80,7 +80,7 @@ def read_configs(
 
 
 def run(options: Options) -> None:
-    check_flags(options)
+    raise_first(contradictions(options))
     if options.counts is not None:
         count(options)
         return
@@ -119,19 +119,15 @@ def count(options: Options) -> None:
             print(line, flush=True)
 
 
-def check_flags(options: Options) -> None:
-    """Raises BadInputError for flags that do not fit together."""
-    if (options.rows or options.out) and not options.calibrate:
-        raise BadInputError("--rows and --out belong to --calibrate; leave them out")
+def contradictions(options: Options) -> Iterator[str]:
+    """Yields why flags do not fit together."""
     price = options.price_per_core_hour
-    if price is None:
-        return
-    if not 0 <= price < math.inf:
-        raise BadInputError(f"--price_per_core_hour={price:g} must be a number, 0 or more")
-    if len(options.topology) > 1 and not options.json:
-        raise BadInputError(
-            "--price_per_core_hour: a table of several slices has no costs; give one"
-        )
+    if (options.rows or options.out) and not options.calibrate:
+        yield "--rows and --out belong to --calibrate; leave them out"
+    if price is not None and not 0 <= price < math.inf:
+        yield f"--price_per_core_hour={price:g} must be a number, 0 or more"
+    if price is not None and len(options.topology) > 1 and not options.json:
+        yield "--price_per_core_hour: a table of several slices has no costs; give one"
 
 
 def calibrate_rows(options: Options) -> None:
@@ -139,10 +135,8 @@ def calibrate_rows(options: Options) -> None:
     from widenet_jax.ops.plan import calibrate
 
     file = calibrate.MEASUREMENTS if options.calibrate is True else options.calibrate
-    rows = [
-        calibrate.calibrate(row, user_cache("plan"), NOTE)
-        for row in calibrate.read_measurements(str(file), options.rows)
-    ]
+    measured = calibrate.read_measurements(str(file), options.rows)
+    rows = [calibrate.calibrate(row, user_cache("plan"), NOTE) for row in measured]
     if options.out:
         calibrate.draw(rows, options.out)
     show(options, rows, calibrate.calibration_table(rows))

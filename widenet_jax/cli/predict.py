@@ -19,7 +19,7 @@ Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from widenet_jax.config.imports import import_files, import_remembered
 from widenet_jax.config.parser import (
@@ -33,7 +33,7 @@ from widenet_jax.config.parser import (
     positive,
     show,
 )
-from widenet_jax.errors import BadArgumentError, BadInputError
+from widenet_jax.errors import BadArgumentError, BadInputError, raise_first
 from widenet_jax.files import absolute, is_remote, read_json, split_checkpoint, write_bytes
 from widenet_jax.run.tables import csv_text
 from widenet_jax.specs import TaskSpec, resolve, task_spec, task_specs
@@ -105,19 +105,15 @@ def predict(options: Options) -> None:
             + f"; for {others[0].predict.form} give the --workdir of a model of the task "
             + " or ".join(other.name for other in others)
         )
-    for other in specs():
-        for name in other.predict.flags:
-            if is_set(options, name) and name not in spec.predict.flags:
-                raise BadInputError(f"{name} goes with {other.predict.form}")
+    raise_first(flags_of_others(options, [spec]))
     if options.out and not options.out.endswith(FORMATS):
         raise BadInputError(f"--out={options.out}: give a name that ends in .csv or .jsonl")
-    if options.out:  # a mistake here would lose the work
-        absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
+    for file in filter(None, (options.out, options.overlay)):  # a mistake would lose the work
+        absolute(file).parent.mkdir(parents=True, exist_ok=True)
     route = None
     if options.overlay:
         from widenet_jax.ops.analysis.image_overlay import draw_overlay, image_router
 
-        absolute(options.overlay).parent.mkdir(parents=True, exist_ok=True)
         route = image_router(trained)
     try:
         result = resolve(spec.predict.run)(options, trained)
@@ -135,13 +131,11 @@ def predict(options: Options) -> None:
         place = {"workdir": options.workdir, "step": trained.step}
         lines = [line for _, lines in result.rows for line in lines]
         show(options, place | {result.key: rows} | result.more, text or "\n".join(lines))
-    if len(result.unreadable) > 1:
-        for line in result.unreadable:
-            print(line, file=sys.stderr)
-        count = f"{len(result.unreadable):,} of {len(result.unreadable) + len(result.rows):,}"
-        raise BadInputError(f"{count} {result.key} cannot be read; they are named above")
-    if result.unreadable:
-        raise BadInputError(result.unreadable[0])
+    if len(bad := result.unreadable) > 1:
+        print(*bad, sep="\n", file=sys.stderr)
+        count = f"{len(bad):,} of {len(bad) + len(rows):,} {result.key}"
+        bad = [f"{count} cannot be read; they are named above"]
+    raise_first(bad)
 
 
 def write_predictions(rows: Sequence[dict], out: str) -> None:
@@ -180,14 +174,18 @@ def main_flag(options: Options) -> str:
     main_flags = [flag for flag in forms if is_set(options, flag)]
     if len(main_flags) != 1:
         raise BadInputError(f"give {', '.join(forms.values())}, and one of these only")
+    (flag,) = main_flags
+    raise_first(flags_of_others(options, [s for s in specs() if flag in s.predict.main_flags]))
+    return flag
+
+
+def flags_of_others(options: Options, allowed: Sequence[TaskSpec]) -> Iterator[str]:
+    """Yields a line for each flag that was set and goes with none of the allowed tasks."""
+    known = {flag for spec in allowed for flag in spec.predict.flags}
     for spec in specs():
         for flag in spec.predict.flags:
-            homes = [other.predict for other in specs() if flag in other.predict.flags]
-            if is_set(options, flag) and not any(
-                main_flags[0] in home.main_flags for home in homes
-            ):
-                raise BadInputError(f"{flag} goes with {homes[0].form}")
-    return main_flags[0]
+            if is_set(options, flag) and flag not in known:
+                yield f"{flag} goes with {spec.predict.form}"
 
 
 def is_set(options: Options, flag: str) -> bool:

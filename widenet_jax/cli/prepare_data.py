@@ -29,7 +29,7 @@ from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, not_negative, positive, show
 from widenet_jax.corpus.readers import FORMATS
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import choose, refuse
 from widenet_jax.files import is_remote
 from widenet_jax.specs import resolve, task_spec, task_specs
 
@@ -92,9 +92,8 @@ def preview(options: Options) -> None:
     """
     config = override(load_config(options.config), options.fields)
     spec = task_spec(config.task.name)
-    if spec.preview is None:
-        known = " or ".join(other.name for other in task_specs() if other.preview)
-        raise BadInputError(f"config.task.name={spec.name}: no preview; needs {known}")
+    known = " or ".join(other.name for other in task_specs() if other.preview)
+    refuse(f"config.task.name={spec.name}", (not spec.preview, f"no preview; needs {known}"))
     resolve(spec.preview)(config, options)
 
 
@@ -102,7 +101,7 @@ def add_check(commands: Any) -> None:
     """Adds the subcommand that names what cannot be read."""
     what = "name the images, texts and records that cannot be read"
     command = commands.add_parser("check", help=what, description=CHECK, takes_fields=False)
-    command.set_defaults(work=check)
+    command.set_defaults(work=read_to_the_end)
     add = command.add_argument
     add("path", metavar="PATH")
     add("--format", choices=["auto", *FORMATS], default="auto", help="of text files")
@@ -112,7 +111,7 @@ def add_check(commands: Any) -> None:
     add("--json", action="store_true", help="print one JSON object")
 
 
-def check(options: Options) -> None:
+def read_to_the_end(options: Options) -> None:
     """Prints a line for each file, line or record that training would not read, and the notes.
 
     Raises:
@@ -122,15 +121,14 @@ def check(options: Options) -> None:
     from widenet_jax.data.records import MANIFEST, read_manifest
 
     path = options.path
-    if is_remote(path):
-        raise BadInputError(f"{path}: check reads local files; copy it here and check the copy")
-    if not os.path.exists(path):
-        raise BadInputError(f"{path}: no such file or directory")
-    if os.path.exists(os.path.join(path, TFDS_INFO)):
-        raise BadInputError(
-            f"{path}: a set of TFDS, which a run checks as it opens it; look at its examples by "
-            "scripts/prepare_data.py preview"
-        )
+    of_tfds = os.path.exists(os.path.join(path, TFDS_INFO))
+    preview_it = "look at its examples by scripts/prepare_data.py preview"
+    refuse(
+        path,
+        (is_remote(path), "check reads local files; copy it here and check the copy"),
+        (not os.path.exists(path), "no such file or directory"),
+        (of_tfds, f"a set of TFDS, which a run checks as it opens it; {preview_it}"),
+    )
     if os.path.exists(os.path.join(path, MANIFEST)):
         manifest = read_manifest(path, None)
         kind, field = manifest.get("kind", "images"), f"{path}/{MANIFEST}: kind"
@@ -146,5 +144,4 @@ def check(options: Options) -> None:
     text = f"{path}: {checked.what}; {len(every):,} problems"
     result = {"path": path, "read": checked.what, "problems": every, "notes": notes}
     show(options, result, "\n".join([*lines, *notes, text]))
-    if every:
-        raise BadInputError(f"{path}: {len(every):,} problems; {checked.advice}")
+    refuse(path, (every, f"{len(every):,} problems; {checked.advice}"))

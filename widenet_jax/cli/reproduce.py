@@ -18,24 +18,25 @@ input; 3 a run failed (the others ran); 143 stopped, running ones saved (launche
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from widenet_jax.cli.plan import plan_line, plan_of
-from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_over
+from widenet_jax.cli.sweep import add_launch_flags, apart, handing_over
 from widenet_jax.config.parser import Argv, Options, Parser, positive, show
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, raise_first, refuse
 from widenet_jax.files import read_object, write_json
 from widenet_jax.ops.sweep.directory import Directory, check_finished
 from widenet_jax.ops.sweep.trials import MakeCommand, Status, Trial, check_shared, exit_code
 from widenet_jax.papers import kept
 from widenet_jax.papers.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
 from widenet_jax.papers.runs import Trials, carry_out, look_at
-from widenet_jax.papers.scales import SCALES, Run, Scale, runnable, runs_of, trial_of
+from widenet_jax.papers.scales import SCALES, Scale, runnable, runs_of, trial_of
 
 RECORD = "reproduce.json"  # in a workdir, the flags of its runs: SHARED and the last call's others
 SHARED = {"scale": "smoke", "data_dir": "data", "trial_workdir": ""}  # with their defaults
+DATA_FIELDS = ("--config.data.path=", "--config.data.source=")
 ALL_SIZES = ",".join(PAPER_SIZES)
 
 
@@ -72,9 +73,9 @@ def run(options: Options) -> int:
     if options.list:
         show_names(options)
         return 0
-    if not options.experiments:
-        raise BadInputError("name an experiment, as table1, or all; --list prints their names")
-    check_launch_flags(options)
+    lacking = "name an experiment, as table1, or all; --list prints their names"
+    rows = ((not options.experiments, lacking), apart(options))
+    raise_first(problem for wrong, problem in rows if wrong)
     options.workdir = options.workdir or f"runs/reproduce_{options.scale or SHARED['scale']}"
     file = Path(options.workdir) / RECORD
     before = read_object(file) if file.exists() else {}
@@ -84,20 +85,16 @@ def run(options: Options) -> int:
     options.seeds = options.seeds or max(one.seeds for one in experiments) or scale.seeds
     wanted = runs_of(scale, runnable(scale, chosen(options.experiments, options.sizes.split(","))))
     directory = Directory(options.workdir, options.trial_workdir, dry=options.dry_run)
-    trials = {
-        one: [
-            trial_of(one, seed, directory, options.data_dir, options.fields)
-            for seed in range(options.seeds)
-        ]
-        for one in runs_of(scale, experiments)
-    }
+    seeds, how = range(options.seeds), (directory, options.data_dir, options.fields)
+    runs = runs_of(scale, experiments)
+    trials = {one: [trial_of(one, seed, *how) for seed in seeds] for one in runs}
     asked = {one: trials[one] for one in wanted}
     command = launching(options.launch, scale) if options.launch else Trial.command
     if options.dry_run:
         print_runs(asked, scale, directory, command, as_json=options.json)
         return 0
-    if options.report and not directory.path.is_dir():
-        raise BadInputError(f"--workdir={directory.path}: there is nothing to report")
+    lacks_runs = options.report and not directory.path.is_dir()
+    refuse(f"--workdir={directory.path}", (lacks_runs, "there is nothing to report"))
     every = [trial for of in trials.values() for trial in of]
     lines = kept.restore(options.results, every, directory) if options.results else []
     check_finished(every, directory)
@@ -124,7 +121,11 @@ def run(options: Options) -> int:
 
 def begin(asked: Trials, directory: Directory, options: Options) -> None:
     """Makes the directory of runs whose data and fields are right, and notes the flags there."""
-    check_data(asked, options)
+    own_data = any(one.startswith(DATA_FIELDS) for one in options.fields)
+    if "://" not in options.data_dir and not own_data:  # else the run itself checks them
+        paths = (Path(options.data_dir) / run.stage.data for run in asked if run.stage.data)
+        told = "scripts/prepare_data.py makes it, --data_dir says where"
+        raise_first(f"there is no {path}; {told}" for path in paths if not path.exists())
     first = [trial for one, of in asked.items() if not one.backbone for trial in of]
     if not options.launch:  # launched runs read their data on another machine
         check_shared([trial for trial in first if not directory.result(trial)])
@@ -154,27 +155,28 @@ def recall(options: Options, before: Mapping[str, Any]) -> None:
       BadInputError: the runs in the workdir are of another scale or other data, or launched runs
         cannot read their data.
     """
-    for name, kind in {**dict.fromkeys(SHARED, str), "seeds": int, "fields": list}.items():
-        value = before.get(name, SHARED.get(name, kind()))
-        if not isinstance(value, kind) or (name == "scale" and value not in SCALES):
-            raise BadInputError(
-                f"{options.workdir}/{RECORD}: {name}={value!r} is damaged; restore it, or name a "
-                "new --workdir"
-            )
+    kinds = {**dict.fromkeys(SHARED, str), "seeds": int, "fields": list}
+    stored = {name: before.get(name, SHARED.get(name, kind())) for name, kind in kinds.items()}
+    raise_first(
+        f"{options.workdir}/{RECORD}: {name}={value!r} is damaged; restore it, or name a new "
+        "--workdir"
+        for name, value in stored.items()
+        if not isinstance(value, kinds[name]) or (name == "scale" and value not in SCALES)
+    )
     if options.report and before and not options.launch:
         options.launch, options.trial_workdir = before.get("launch"), before.get("trial_workdir")
-    for name, default in SHARED.items():
-        of_runs, own = before.get(name, default), getattr(options, name)
-        if own is None:
-            setattr(options, name, of_runs)
-        elif before and own != of_runs:
-            raise BadInputError(
-                f"--workdir={options.workdir} holds runs with --{name}={of_runs}; name a new "
-                "--workdir, or repeat that"
-            )
+    for name in SHARED:
+        if getattr(options, name) is None:
+            setattr(options, name, stored[name])
+    raise_first(
+        f"--workdir={options.workdir} holds runs with --{name}={stored[name]}; name a new "
+        "--workdir, or repeat that"
+        for name in SHARED
+        if before and getattr(options, name) != stored[name]
+    )
     if options.report:
-        options.fields = options.fields or before.get("fields", [])
-        options.seeds = options.seeds or before.get("seeds")
+        options.fields = options.fields or stored["fields"]
+        options.seeds = options.seeds or stored["seeds"]
     if options.launch and "://" not in options.data_dir and options.scale != "smoke":
         raise BadInputError(
             f"--data_dir={options.data_dir} is on this machine; with --launch name one that the "
@@ -204,19 +206,6 @@ def launching(flags: str, scale: Scale) -> MakeCommand:
         return handing_over(f"{flags} --tpu={slice_}")(trial, workdir)
 
     return command
-
-
-def check_data(runs: Iterable[Run], options: Options) -> None:
-    """Raises BadInputError where a data set is missing, before the first run starts."""
-    named = ("--config.data.path=", "--config.data.source=")
-    if "://" in options.data_dir or any(one.startswith(named) for one in options.fields):
-        return  # the run itself checks them
-    for name in dict.fromkeys(run.stage.data for run in runs if run.stage.data):
-        path = Path(options.data_dir) / name
-        if not path.exists():
-            raise BadInputError(
-                f"there is no {path}; scripts/prepare_data.py makes it, --data_dir says where"
-            )
 
 
 def print_runs(

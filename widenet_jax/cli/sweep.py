@@ -16,11 +16,12 @@ on).
 
 import shlex
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 from widenet_jax.config.parser import Argv, Options, Parser, add_import_flag, positive, show
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, raise_first
 from widenet_jax.ops.launch.requests import LAUNCHER, split_words
 from widenet_jax.ops.sweep import axes
 from widenet_jax.ops.sweep.directory import Directory, check_finished
@@ -66,10 +67,10 @@ def add_launch_flags(parser: Parser) -> None:
     add("--trial_workdir", default="", metavar="DIR", help=place)
 
 
-def check_launch_flags(options: Options) -> None:
-    """Raises BadInputError where one of the two launch flags lacks the other."""
-    if bool(options.launch) != bool(options.trial_workdir):
-        raise BadInputError("--launch and --trial_workdir=gs://BUCKET/DIR go together")
+def apart(options: Options) -> tuple[bool, str]:
+    """Returns whether one of the two launch flags lacks the other, and what to say then."""
+    alone = bool(options.launch) != bool(options.trial_workdir)
+    return alone, "--launch and --trial_workdir=gs://BUCKET/DIR go together"
 
 
 def run(options: Options) -> int:
@@ -78,7 +79,7 @@ def run(options: Options) -> int:
     Raises:
       BadInputError: flags, fields or settings that cannot be.
     """
-    check_flags(options)
+    raise_first(contradictions(options))
     workdir = options.workdir or f"runs/sweep_{Path(options.config.partition(':')[0]).stem}"
     directory = Directory(workdir, options.trial_workdir, dry=options.dry_run)
     command = handing_over(options.launch) if options.launch else Trial.command
@@ -111,21 +112,20 @@ def run(options: Options) -> int:
     return code
 
 
-def check_flags(options: Options) -> None:
-    """Raises BadInputError where flags contradict each other."""
+def contradictions(options: Options) -> Iterator[str]:
+    """Yields why flags contradict each other."""
     search, space, grid = options.search, options.space, options.sweep or options.zip
     indexed, counted = options.index is not None, options.trials is not None
-    wrong = [
+    rows = [
         (bool(search) != bool(space), "--search and --space go together, as --help shows"),
         (search and (grid or indexed), "--search goes without --sweep, --zip and --index"),
         (search and not counted, "--search needs --trials=N, how many to make in all"),
         (search and options.dry_run, "--dry_run lists a grid; a search follows its results"),
         (not search and (counted or options.prune), "--trials and --prune belong to --search"),
         (options.launch and options.prune, "--prune cannot end launched runs; leave it out"),
+        apart(options),
     ]
-    for message in (message for holds, message in wrong if holds):
-        raise BadInputError(message)
-    check_launch_flags(options)
+    return (message for holds, message in rows if holds)
 
 
 def listed_trials(options: Options) -> list[Trial]:

@@ -2,10 +2,11 @@
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import refuse, refuse_value
 
 MOST = 10**12  # steps
 
@@ -38,16 +39,14 @@ def to_steps(
         share where there are no `total_steps`.
     """
     exact = exact_steps(text, field, batch_size, num_examples, total_steps)
-    if exact == 0 and not may_be_zero:
-        raise BadInputError(f"{field}={text!r} must be longer than 0")
     steps = max(1, math.floor(exact + Fraction(1, 2))) if exact else 0
-    if steps > MOST:
-        raise BadInputError(f"{field}={text!r} is longer than {MOST:,} steps; give a shorter one")
-    if total_steps is not None and steps > total_steps:
-        raise BadInputError(
-            f"{field}={text!r} is {steps} steps, longer than the run of {total_steps}; shorten it, "
-            f"for instance --{field}=10%"
-        )
+    longer = f"is {steps} steps, longer than the run of {total_steps}; shorten it, for instance "
+    refuse_value(
+        f"{field}={text!r}",
+        (exact == 0 and not may_be_zero, "must be longer than 0"),
+        (steps > MOST, f"is longer than {MOST:,} steps; give a shorter one"),
+        (total_steps is not None and steps > total_steps, f"{longer}--{field}=10%"),
+    )
     return steps
 
 
@@ -90,11 +89,10 @@ def exact_steps(
     if unit != "%":
         examples = {"steps": batch_size, "examples": 1, "epochs": num_examples}[unit]
         return number * examples / batch_size
-    if total_steps is None:
-        raise BadInputError(
-            f"{field}={text!r}: only config.optimizer.warmup may be a share of the run; write "
-            f"steps, examples or epochs, as in --{field}='10 epochs'"
-        )
+    alone = "only config.optimizer.warmup may be a share of the run; write steps, examples or "
+    refuse(
+        f"{field}={text!r}", (total_steps is None, f"{alone}epochs, as in --{field}='10 epochs'")
+    )
     return number * total_steps / 100
 
 
@@ -105,14 +103,10 @@ def parse(text: str, field: str) -> tuple[Fraction, str]:
       BadInputError: `text` is not a number of at least 0 followed by a unit.
     """
     match = re.fullmatch(r"\s*([\d.eE+_-]+?)\s*(?:(step|example|epoch)s?|%)\s*", str(text))
-    if match:
-        try:
-            number = float(match[1])
-        except ValueError:
-            number = math.nan
-        if math.isfinite(number) and number >= 0:
-            return Fraction(str(number)), f"{match[2]}s" if match[2] else "%"
-    raise BadInputError(
-        f"{field}={text!r} is not a duration; write a number and steps, examples or epochs, "
-        f"as in --{field}='10 epochs'"
-    )
+    number = math.nan
+    with suppress(ValueError):
+        number = float(match[1]) if match else number
+    told = "is not a duration; write a number and steps, examples or epochs, as in "
+    is_number = math.isfinite(number) and number >= 0
+    refuse_value(f"{field}={text!r}", (not is_number, f"{told}--{field}='10 epochs'"))
+    return Fraction(str(number)), f"{match[2]}s" if match[2] else "%"

@@ -13,15 +13,15 @@ from ml_collections import ConfigDict
 from widenet_jax.config.imports import (
     CONFIG_FILES,
     CONFIGS,
+    errors_of_file,
     find_configs_beside,
     forget_configs,
     import_remembered,
-    place_of,
     registers_parts,
     remember,
     spec_of,
 )
-from widenet_jax.errors import BadInputError, known_names
+from widenet_jax.errors import BadInputError, known_names, refuse
 from widenet_jax.files import absolute, parse_json
 
 # Files of configs/ without a get_config() of an experiment.
@@ -35,20 +35,15 @@ def load_config(text: str) -> ConfigDict:
       BadInputError: there is no such file, or its get_config() fails or returns no ConfigDict.
     """
     name, colon, argument = text.partition(":")
-    path = find_config(name)
+    path, place = find_config(name), f"--config={text}"
     if not (path.endswith(".py") and Path(path).is_file()):
         files = {file.name for folder in (Path("configs"), CONFIGS) for file in folder.glob("*.py")}
-        there = sorted(files - NO_EXPERIMENTS)
-        known = known_names(Path(name).name, there, within="configs/")
-        raise BadInputError(f"--config={text}: there is no Python file {name!r}; {known}")
-    try:
+        known = known_names(Path(name).name, sorted(files - NO_EXPERIMENTS), within="configs/")
+        raise BadInputError(f"{place}: there is no Python file {name!r}; {known}")
+    with errors_of_file(path, place, plain=BadInputError):
         config = import_file(path).get_config(*([argument] if colon else []))
-    except BadInputError as error:
-        raise BadInputError(f"--config={text}: {error}") from None
-    except Exception as error:
-        raise BadInputError(f"--config={text}: {place_of(error, path)}") from error
-    if not isinstance(config, ConfigDict):
-        raise BadInputError(f"--config={text}: its get_config() must return a ConfigDict")
+    no_config = not isinstance(config, ConfigDict)
+    refuse(place, (no_config, "its get_config() must return a ConfigDict"))
     if registers_parts(Path(path)):
         remember(config, [path])
         CONFIG_FILES.add(str(Path(path).expanduser().resolve()))
@@ -93,9 +88,8 @@ def stored_config(workdir: str) -> ConfigDict:
         config = ConfigDict(from_json(parse_json(stored.read_text())))
         _ = config.task, config.model, config.data  # AttributeError: the file is another's
     except (OSError, ValueError, TypeError, AttributeError):
-        raise BadInputError(
-            f"--workdir={workdir}: no run there; give the --workdir of a training run"
-        ) from None
+        no_run = "no run there; give the --workdir of a training run"
+        raise BadInputError(f"--workdir={workdir}: {no_run}") from None
     import_remembered(config, workdir)
     return config
 
@@ -122,12 +116,10 @@ def defined_in(file: str, name: str, *, flag: str) -> Any:
     Raises:
       BadInputError: there is no such file, it fails, or it does not define the name.
     """
-    if not (file.endswith(".py") and Path(file).is_file()):
-        raise BadInputError(f"{flag}={file}: there is no such Python file")
-    try:
+    is_python = file.endswith(".py") and Path(file).is_file()
+    refuse(f"{flag}={file}", (not is_python, "there is no such Python file"))
+    with errors_of_file(file, f"{flag}={file}"):
         return getattr(import_file(file), name)
-    except Exception as error:
-        raise BadInputError(f"{flag}={file}: {place_of(error, file)}") from error
 
 
 @cache

@@ -12,7 +12,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.files import file_sha256
 
 PACKAGE = Path(__file__).parents[1]
@@ -113,6 +114,22 @@ def forget_configs() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in names}
 
 
+@contextmanager
+def errors_of_file(path: str | Path, named_by: str, plain: type | tuple = ()) -> Iterator[None]:
+    """Raises BadInputError, with `place_of`, in place of every error of a user's file.
+
+    Args:
+      path: of the file.
+      named_by: begins messages, such as "--import=mine.py".
+      plain: errors that stand without their place in the file.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = error if isinstance(error, plain) else place_of(error, str(path))
+        raise BadInputError(f"{named_by}: {text}") from error
+
+
 def import_once(path: str, named_by: str) -> None:
     """Imports a file; not again where this process has imported it unchanged.
 
@@ -124,20 +141,17 @@ def import_once(path: str, named_by: str) -> None:
       BadInputError: a file is missing, or its code fails.
     """
     file = Path(path).expanduser().resolve()
-    if not (file.suffix == ".py" and file.is_file()):
-        raise BadInputError(f"{named_by}: there is no Python file {str(file)!r}")
+    is_python = file.suffix == ".py" and file.is_file()
+    refuse(named_by, (not is_python, f"there is no Python file {str(file)!r}"))
     digest = digest_of(file)
     if IMPORTED.get(str(file)) == digest:
         return
-    name = f"imported_{file.stem}"
-    spec = spec_of(name, str(file))
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec = spec_of(f"imported_{file.stem}", str(file))
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     before = find_configs_beside(file)
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise BadInputError(f"{named_by}: {place_of(error, str(file))}") from error
+        with errors_of_file(file, named_by):
+            spec.loader.exec_module(module)
     finally:
         forget_configs()
         sys.modules.update(before)
@@ -150,9 +164,8 @@ def import_once(path: str, named_by: str) -> None:
 def digest_of(file: Path) -> str:
     """Returns the SHA-256 of a file; of all digests where files beside it belong to it."""
     digests = [file_sha256(one) for one in with_files_beside(file)]
-    return (
-        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    )
+    alone = len(digests) == 1
+    return digests[0] if alone else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def with_files_beside(file: Path) -> dict[Path, frozenset[str]]:
@@ -203,14 +216,15 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
         digest, _, path = record.removeprefix("sha256:").partition(" ")
         if digest in IMPORTED.values() or Path(path).name in NAMED.values() or path in CONFIG_FILES:
             continue
-        there = Path(path).is_file()
+        file = Path(path)
         # Older runs hashed the file alone.
-        if not there or digest not in (digest_of(Path(path)), file_sha256(Path(path))):
-            problem = ", or a file that it imports, has changed since" if there else " is not there"
-            advice = f"--import={path if there else f'FILE/{Path(path).name}'}"
+        if not file.is_file() or digest not in (digest_of(file), file_sha256(file)):
+            problem, named = "it is not there", f"FILE/{file.name}"
+            if file.is_file():
+                problem, named = "it, or a file that it imports, has changed since", path
             raise BadInputError(
-                f"{place} needs {path}, which registered parts of its model or task; it{problem}; "
-                f"to use the file as it is now, add {advice}"
+                f"{place} needs {path}, which registered parts of its model or task; {problem}; "
+                f"to use the file as it is now, add --import={named}"
             )
         import_once(path, f"{place} needs {path}")
 

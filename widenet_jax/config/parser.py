@@ -6,16 +6,14 @@ mistake is answered at once.
 """
 
 import argparse
-import functools
-import itertools
 import json
-import math
 import os
 import re
 import select
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from logging import CRITICAL, getLogger
 from typing import Any, NoReturn
 
@@ -25,7 +23,7 @@ from widenet_jax.config.fields import field_names
 from widenet_jax.config.files import variant_options
 from widenet_jax.config.imports import import_files
 from widenet_jax.config.machine import NUMBERS, skip_absent_tpu
-from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, similar
+from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, raise_first, similar
 from widenet_jax.files import NO_ANSWER, is_stall
 
 FIELD = "--config."
@@ -71,40 +69,42 @@ class Parser(argparse.ArgumentParser):
         """
         words, fields = split_fields(sys.argv[1:] if argv is None else argv)
         words = [with_home(word) for word in words]
-        self._check_flag_names(words)
+        raise_first(self._unknown_flags(words))
         if self._subparsers:  # argparse does not mix positional words with flags there
             options, rest = self.parse_known_args(words)
         else:
             options, rest = self.parse_known_intermixed_args(words)
-        if rest:
-            raise BadInputError(f"not a flag: {rest[0]!r}; flags are written --name=value")
-        if fields and not options.takes_fields:
-            raise BadInputError(f"{fields[0]}: this command sets no field of a config")
-        self._check_places(options)
         options.fields = fields
-        check_outputs(options)
+        raise_first(self._mistakes(options, rest))
         import_files(getattr(options, "imports", []))
         return options
 
     def error(self, message: str) -> NoReturn:
         raise BadInputError(f"{message} (--help lists the flags)")
 
-    def _check_places(self, options: Options) -> None:
-        """Raises BadInputError for an empty file or directory, as of an unset shell variable."""
-        for action in self._all_actions():
-            value = getattr(options, action.dest, None)
-            if action.metavar in PLACES and value == "" != action.default:
+    def _mistakes(self, options: Options, rest: Sequence[str]) -> Iterator[str]:
+        """Yields a line for each word that is no flag and each field or file that cannot be."""
+        yield from (f"not a flag: {word!r}; flags are written --name=value" for word in rest)
+        if not options.takes_fields:
+            yield from (f"{one}: this command sets no field of a config" for one in options.fields)
+        for action in self._all_actions():  # empty, as of an unset shell variable
+            if (
+                action.metavar in PLACES
+                and getattr(options, action.dest, "x") == "" != action.default
+            ):
                 name = (action.option_strings or [action.metavar])[0]
-                raise BadInputError(f"{name} is empty; name a file or directory, or leave it out")
+                yield f"{name} is empty; name a file or directory, or leave it out"
+        yield from replaced_inputs(options)
 
-    def _check_flag_names(self, words: Sequence[str]) -> None:
-        """Raises BadInputError at the first unknown flag, before argparse misses a required one."""
-        known = {name.lstrip("-") for name in self._flag_names()}
+    def _unknown_flags(self, words: Sequence[str]) -> Iterator[str]:
+        """Yields a line for each unknown flag, before argparse misses a required one."""
+        actions = self._all_actions()
+        known = {name.lstrip("-") for action in actions for name in action.option_strings}
         for word in words:
-            name = word.partition("=")[0].removeprefix("--")
+            name, _, value = word.removeprefix("--").partition("=")
             if word.startswith("--") and name not in known:
-                hint = option_hint(word, words) or self._hint(name, known)
-                raise BadInputError(f"there is no flag --{name}; {hint}")
+                hint = option_hint(name, value, words) or self._hint(name, known)
+                yield f"there is no flag --{name}; {hint}"
 
     def _hint(self, name: str, known: Collection[str]) -> str:
         """Returns what to tell about an unknown flag: the field or the flag that may be meant."""
@@ -116,10 +116,6 @@ class Parser(argparse.ArgumentParser):
         near = similar(name, known)
         return f"did you mean --{near}?" if near else "--help lists the flags"
 
-    def _flag_names(self) -> Iterator[str]:
-        """Yields the names of all flags, also of subcommands."""
-        return itertools.chain.from_iterable(one.option_strings for one in self._all_actions())
-
     def _all_actions(self) -> Iterator[argparse.Action]:
         """Yields what the command line may hold, also of subcommands."""
         for action in self._actions:
@@ -129,8 +125,8 @@ class Parser(argparse.ArgumentParser):
                     yield from subparser._all_actions()
 
 
-def check_outputs(options: Options) -> None:
-    """Raises BadInputError where a file to write is a file to read, which would be lost."""
+def replaced_inputs(options: Options) -> Iterator[str]:
+    """Yields a line for each file to write that is a file to read, which would be lost."""
     words = [one.partition("=")[2] for one in options.fields]
     for name in vars(options).keys() - OUTPUTS:
         words += value if isinstance(value := getattr(options, name), list) else [value]
@@ -139,27 +135,25 @@ def check_outputs(options: Options) -> None:
     for name in OUTPUTS & vars(options).keys():
         out = getattr(options, name) or ""
         if os.path.isfile(out) and any(os.path.samefile(out, one) for one in inputs):
-            raise BadInputError(f"--{name}={out} would replace an input; name another file")
+            yield f"--{name}={out} would replace an input; name another file"
 
 
-def option_hint(word: str, words: Sequence[str]) -> str:
+def option_hint(name: str, value: str, words: Sequence[str]) -> str:
     """Returns what to tell of an unknown flag that is an option of the config's variants.
 
     Args:
-      word: the unknown flag, perhaps with a value.
+      name: of the unknown flag.
+      value: its value, perhaps "".
       words: all words; one of them may be --config=FILE or --config=FILE:VARIANT.
 
     Returns:
       "" where the flag is no such option.
     """
-    name, _, value = word.removeprefix("--").partition("=")
-    name = name.replace("-", "_")
-    found = re.search(r"--config[= ](\S+)", " ".join(words))
-    config = found[1] if found else ""
-    if not config or name not in variant_options(config):
+    found, option = re.search(r"--config[= ](\S+)", " ".join(words)), name.replace("-", "_")
+    if not found or option not in variant_options(config := found[1]):
         return ""
     variant = config if ":" in config else f"{config}:VARIANT"
-    return f"it is an option after the colon: --config={variant},{name}={value or '...'}"
+    return f"it is an option after the colon: --config={variant},{option}={value or '...'}"
 
 
 def with_home(word: str) -> str:
@@ -183,31 +177,36 @@ def split_fields(words: Sequence[str]) -> tuple[list[str], list[str]]:
     for word in rest:
         if not word.startswith(FIELD):
             own.append(word)
-        elif "=" in word:
-            fields.append(word)
-        else:
-            value = next(rest, "--")
-            if value.startswith("--"):
-                raise BadInputError(f"{word} has no value; write {word}=VALUE")
-            fields.append(f"{word}={value}")
+            continue
+        value = word.partition("=")[2] if "=" in word else next(rest, "--")
+        if value.startswith("--") and "=" not in word:
+            raise BadInputError(f"{word} has no value; write {word}=VALUE")
+        fields.append(f"{word.partition('=')[0]}={value}")
     return own, fields
 
 
-def not_negative(text: str, least: int = 0) -> int:
-    """Converts an argparse value that must be a whole number of at least 0."""
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
-    return int(text)
+def argument(convert: Callable, is_valid: Callable[[str], bool], problem: str) -> Callable:
+    """Returns a type of argparse: it converts a text that is valid, and names others' problem."""
+
+    def converted(text: str) -> Any:
+        with suppress(ValueError):
+            if is_valid(text):
+                return convert(text)
+        raise argparse.ArgumentTypeError(f"{text!r} must be {problem}")
+
+    return converted
 
 
-positive = functools.partial(not_negative, least=1)  # of at least 1
-
-
-def checkpoint(text: str) -> str:
-    """Checks an argparse value that names a checkpoint of a run."""
-    if text not in ("last", "best") and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} must be last, best or a step")
-    return text
+not_negative = argument(int, str.isdecimal, "a whole number of at least 0")
+positive = argument(
+    int, lambda text: text.isdecimal() and int(text), "a whole number of at least 1"
+)
+checkpoint = argument(
+    str, lambda text: text in ("last", "best") or text.isdecimal(), "last, best or a step"
+)
+seconds = argument(
+    float, lambda text: 0 <= float(text) < threading.TIMEOUT_MAX, "a number of seconds"
+)
 
 
 def add_import_flag(parser: Parser) -> None:
@@ -230,17 +229,6 @@ def add_model_flags(parser: Parser, place: str = "of a run, or an exported model
     parser.add_argument("--checkpoint", type=checkpoint, metavar="last|best|STEP", help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_import_flag(parser)
-
-
-def seconds(text: str) -> float:
-    """Converts an argparse value that must be a finite number of seconds, 0 or more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < threading.TIMEOUT_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds")
-    return value
 
 
 def show(options: Options, found: Any, text: str) -> None:

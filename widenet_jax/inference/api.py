@@ -157,8 +157,7 @@ class Model:
         Raises:
           BadInputError: a text has no [MASK], or the model was not trained to fill masks.
         """
-        fill = self._method("fill", top)
-        check_list(texts)
+        fill = self._method("fill", top, texts)
         return [fill(self._trained, text, top) for text in texts]
 
     def answer(self, question: str, context: str, *, top: int = 5) -> Any:
@@ -211,29 +210,22 @@ class Model:
         self, method: str, inputs: Sequence[Any], pairs: Sequence[str] | None, top: int = 1
     ) -> Iterator[Rows]:
         """Yields the rows of at most BATCH examples at a time; checks the arguments first."""
-        rows_of = self._method(method, top)
-        check_list(inputs)
-        rows = rows_of(self._trained, inputs, pairs)
+        rows = self._method(method, top, inputs)(self._trained, inputs, pairs)
         return iter(lambda: list(itertools.islice(rows, BATCH)), [])
 
-    def _method(self, name: str, top: int = 1) -> Callable[..., Any]:
+    def _method(self, name: str, top: int = 1, inputs: object = ()) -> Callable[..., Any]:
         """Returns the function of the task's spec that does the work of a method.
 
         Raises:
-          BadInputError: models of this task have no such method, or top is not 1, 2, ...
+          BadInputError: models of this task have no such method, top is not 1, 2, ..., or one input
+            stands for a list of them.
         """
         check_whole("top", top, least=1)
         methods = task_spec(self.task).methods
+        use = f"; use {' or '.join(f'{other}()' for other in methods)}" if methods else ""
+        lacks = f"{self.place} holds a model of the task {self.task}, which has no {name}(){use}"
         if name not in methods:
-            offered = " or ".join(f"{other}()" for other in methods)
-            raise BadInputError(
-                f"{self.place} holds a model of the task {self.task}, which has no {name}()"
-                + (f"; use {offered}" if offered else "")
-            )
+            raise BadInputError(lacks)
+        if isinstance(inputs, str | os.PathLike):
+            raise BadInputError(f"{inputs!r} is one input: give a list, as in [{inputs!r}]")
         return resolve(methods[name])
-
-
-def check_list(inputs: object) -> None:
-    """Raises BadInputError where one input stands for a list of them."""
-    if isinstance(inputs, str | os.PathLike):
-        raise BadInputError(f"{inputs!r} is one input: give a list, as in [{inputs!r}]")

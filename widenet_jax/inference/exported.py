@@ -18,9 +18,9 @@ import pickle
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.traverse_util
 import jax
@@ -31,17 +31,14 @@ from etils import epath
 from jax import export
 
 from widenet_jax.checkpoint.manifest import params_sha256
-from widenet_jax.errors import BadInputError, check_format, choose, first_line, require
-from widenet_jax.files import read_json, write_bytes, write_json, write_text
-from widenet_jax.inference.model_card import describe_model, model_card
+from widenet_jax.errors import BadInputError, check_format, refuse, refusing, require
+from widenet_jax.files import read_json, write_bytes, write_json
+from widenet_jax.inference.model_card import READ_LINES, describe_model, model_card
 from widenet_jax.specs import model_spec, resolve, task_spec
 from widenet_jax.trained import Stored, Trained, each_example, probabilities
 
 FORMAT_VERSION = 1
-FORMATS = {"safetensors": "params.safetensors", "npz": "params.npz"}
 RECORD = "export.json"
-WEIGHTS = "model.safetensors"  # in the layout of Hugging Face
-PROGRAM = "classifier.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 PROGRAM_README = """# {what}
@@ -65,26 +62,41 @@ DAMAGED += (SyntaxError, tokenize.TokenError)  # of headers in .npy files
 NOT_READABLE = (OSError, ValueError, EOFError, RuntimeError, MemoryError, *DAMAGED)
 
 
-def write_exported(directory: epath.Path, model: Stored, *, file_format: str) -> None:
-    """Writes an export; `export.json` comes last, so that an interrupted export is not opened.
+def write_exported(
+    directory: epath.Path, model: Stored, *, file_format: str, place: str = ""
+) -> None:
+    """Writes an export, the file that opens it last, so that an interrupted one is not opened.
+
+    Args:
+      directory: a new one.
+      model: as read; a `Trained` for a format that `opens` the model.
+      file_format: one of FORMATS.
+      place: where it was read from, for messages.
 
     Raises:
-      BadInputError: the format is unknown, or the directory is not empty.
+      BadInputError: the directory is not empty, or the format has no such model.
     """
-    arrays_file = choose(FORMATS, file_format, field="format")
-    make_empty(directory)
-    write_arrays(directory / arrays_file, flax.traverse_util.flatten_dict(model.params, sep="/"))
-    record = {
-        "format_version": FORMAT_VERSION,
-        "params_file": arrays_file,
-        "info": sorted(model.info),
-        **record_of(model),
+    chosen = FORMATS[file_format]
+    if directory.exists() and any(directory.iterdir()):
+        raise BadInputError(f"--out={directory} is not empty; name a new directory")
+    contents = chosen.contents(model, place, chosen.file)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write = write_json if name.endswith(".json") else write_bytes
+        write(directory / name, content)
+
+
+def plain_files(model: Stored, place: str, file: str) -> dict[str, Any]:
+    """Returns what `read_exported` reads."""
+    record = {"format_version": FORMAT_VERSION, "params_file": file, "info": sorted(model.info)}
+    record |= record_of(model)
+    return {
+        file: arrays_as(file, flax.traverse_util.flatten_dict(model.params, sep="/")),
+        "README.md": model_card(model.config, model.info, record).encode(),
+        "config.json": model.config,
+        **json_files(model.info),
+        RECORD: record,
     }
-    write_text(directory / "README.md", model_card(model.config, model.info, record))
-    write_json(directory / "config.json", model.config)
-    for name, value in model.info.items():
-        write_json(directory / f"{name}.json", value)
-    write_json(directory / RECORD, record)
 
 
 def record_of(model: Stored) -> dict[str, Any]:
@@ -93,17 +105,13 @@ def record_of(model: Stored) -> dict[str, Any]:
     return {"params_sha256": sha256, "step": model.step, "result": dict(model.result)}
 
 
-def write_huggingface(directory: epath.Path, model: Stored, *, place: str) -> None:
-    """Writes a model in the layout of Hugging Face's transformers; `config.json` comes last.
+def json_files(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the model needs of the data, by the names of files."""
+    return {f"{name}.json": value for name, value in info.items()}
 
-    Args:
-      directory: a new one.
-      model: as read.
-      place: where it was read from, for messages.
 
-    Raises:
-      BadInputError: their library has no such model, or the directory is not empty.
-    """
+def huggingface_files(model: Stored, place: str, file: str) -> dict[str, Any]:
+    """Returns the files that Hugging Face's transformers opens by their `config.json`."""
     name = model.config["model"]["name"]
     layout = resolve(model_spec(name).layout)
     if layout is None:
@@ -112,23 +120,16 @@ def write_huggingface(directory: epath.Path, model: Stored, *, place: str) -> No
             "with --format=safetensors"
         )
     arrays, files = layout(model, place)
-    make_empty(directory)
-    # transformers 4.46 refuses a file that does not say of which library its layout is.
-    write_arrays(directory / WEIGHTS, arrays, metadata={"format": "pt"})
     architecture = files["config.json"]["architectures"][0]
     card = model_card(model.config, model.info, record_of(model), huggingface=architecture)
-    write_text(directory / "README.md", card)
-    for file, content in files.items():
-        write_json(directory / file, content)
+    # transformers 4.46 refuses a file that does not say of which library its layout is.
+    return {file: arrays_as(file, arrays, {"format": "pt"}), "README.md": card.encode(), **files}
 
 
-def write_stablehlo(directory: epath.Path, trained: Trained) -> None:
-    """Exports a classifier of images or texts.
+def stablehlo_files(trained: Trained, place: str, file: str) -> dict[str, Any]:
+    """Returns the program of a classifier of images or texts.
 
     Each example is routed alone. The program runs on CPUs, NVIDIA's GPUs and TPUs.
-
-    Raises:
-      BadInputError: a model of another task, or the directory is not empty.
     """
     spec = task_spec(trained.config.task.name)
     if not spec.last_layer:
@@ -136,7 +137,6 @@ def write_stablehlo(directory: epath.Path, trained: Trained) -> None:
             f"{trained.place} holds a model of the task {spec.name}; --format=stablehlo writes "
             "classifiers of images and texts"
         )
-    make_empty(directory)
     (n,) = export.symbolic_shape("n")
     batch = {
         name: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype)
@@ -145,21 +145,41 @@ def write_stablehlo(directory: epath.Path, trained: Trained) -> None:
     }
     classify = jax.jit(partial(each_example(trained, probabilities), trained.params))
     program = export.export(classify, platforms=PLATFORMS)(batch)
-    write_bytes(directory / PROGRAM, bytes(program.serialize()))
-    for name in ("class_names", "tokenizer"):
-        if name in trained.info:
-            write_json(directory / f"{name}.json", trained.info[name])
     arrays = (f'"{name}": {x.dtype} {["n", *x.shape[1:]]}' for name, x in batch.items())
     text = PROGRAM_README.format(
         what=describe_model(trained.config.model),
         step=trained.step,
-        file=PROGRAM,
+        file=file,
         version=jax.__version__,
         inputs=", ".join(arrays).replace("'", ""),
         classes=len(trained.class_names),
         meaning=spec.card.arrays,
     )
-    write_text(directory / "README.md", text)
+    kept = {k: v for k, v in trained.info.items() if k in ("class_names", "tokenizer")}
+    return {file: bytes(program.serialize()), **json_files(kept), "README.md": text.encode()}
+
+
+class Format(NamedTuple):
+    """A kind of export.
+
+    Attributes:
+      file: its parameters, or its program.
+      contents: (model, where it was read from, `file`) -> the content of each file by name, in the
+        order of writing: bytes, or of .json files what they hold.
+      opens: whether it takes a `Trained`, ready to compute, rather than what is stored.
+    """
+
+    file: str
+    contents: Callable[[Any, str, str], Mapping[str, Any]]
+    opens: bool = False
+
+
+FORMATS = {
+    "safetensors": Format("params.safetensors", plain_files),
+    "npz": Format("params.npz", plain_files),
+    "huggingface": Format("model.safetensors", huggingface_files),
+    "stablehlo": Format("classifier.stablehlo", stablehlo_files, opens=True),
+}
 
 
 def read_exported(directory: epath.Path) -> Stored:
@@ -172,31 +192,16 @@ def read_exported(directory: epath.Path) -> Stored:
     check_format(record, FORMAT_VERSION, place=directory / RECORD)
     file, info = record["params_file"], record["info"]
     # A record must not name a file outside its directory.
-    if file not in FORMATS.values() or not all(map(str.isidentifier, info)):
-        raise BadInputError(
-            f"{directory / RECORD}: params_file {file!r} or one of {info} is not a name that an "
-            "export has; copy or export it again"
-        )
+    odd = file not in READ_LINES or not all(map(str.isidentifier, info))
+    names = f"params_file {file!r} or one of {info} is not a name that an export has"
+    refuse(directory / RECORD, (odd, f"{names}; copy or export it again"))
     params = flax.traverse_util.unflatten_dict(read_arrays(directory / file), sep="/")
-    if params_sha256(params) != record["params_sha256"]:
-        raise BadInputError(
-            f"{directory / file}: the parameters differ from the exported ones; copy or export it "
-            "again"
-        )
-    return Stored(
-        params=params,
-        config=read_json(directory / "config.json"),
-        info={name: read_json(directory / f"{name}.json") for name in info},
-        step=record["step"],
-        result=record["result"],
-    )
-
-
-def make_empty(directory: epath.Path) -> None:
-    """Makes a directory; raises BadInputError if it has files."""
-    if directory.exists() and any(directory.iterdir()):
-        raise BadInputError(f"--out={directory} is not empty; name a new directory")
-    directory.mkdir(parents=True, exist_ok=True)
+    changed = params_sha256(params) != record["params_sha256"]
+    told = "the parameters differ from the exported ones; copy or export it again"
+    refuse(directory / file, (changed, told))
+    config, *values = (read_json(directory / f"{name}.json") for name in ("config", *info))
+    known = dict(zip(info, values, strict=True))
+    return Stored(params, config, known, record["step"], result=record["result"])
 
 
 # --- Flat files of named arrays. Pickled objects are refused, because they can run code.
@@ -213,16 +218,10 @@ def read_arrays(path: epath.Path) -> dict[str, np.ndarray]:
     """
     if path.suffix == ".bin":
         require("torch", extra="huggingface", what=f"{path} (a .safetensors file does not)")
-    try:
-        return {
-            name: as_float32(array)
-            for name, array in READERS[path.suffix](path.read_bytes()).items()
-        }
-    except NOT_READABLE as error:
-        raise BadInputError(
-            f"{path}: cannot be read as {path.suffix[1:]} ({first_line(error)}); download or "
-            "export it again"
-        ) from None
+    what, advice = f"{path}: cannot be read as {path.suffix[1:]}", "; download or export it again"
+    with refusing(what, *NOT_READABLE, advice=advice):
+        arrays = READERS[path.suffix](path.read_bytes())
+        return {name: as_float32(array) for name, array in arrays.items()}
 
 
 def read_npz(data: bytes) -> dict[str, np.ndarray]:
@@ -275,15 +274,14 @@ def as_float32(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if is_float else array
 
 
-def write_arrays(
-    path: epath.Path, arrays: Mapping[str, np.ndarray], *, metadata: dict[str, str] | None = None
-) -> None:
-    """Writes a `.npz` file, or a `.safetensors` file with its metadata, whole or not at all."""
+def arrays_as(
+    file: str, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
+) -> bytes:
+    """Returns the bytes of a `.npz` file, or of a `.safetensors` file with its metadata."""
     # safetensors writes the buffer in memory order and ignores strides.
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    if path.suffix == ".npz":
-        data = io.BytesIO()
-        np.savez(data, **whole)
-        write_bytes(path, data.getvalue())
-    else:
-        write_bytes(path, safetensors.numpy.save(whole, metadata))
+    if file.endswith(".safetensors"):
+        return safetensors.numpy.save(whole, metadata)
+    data = io.BytesIO()
+    np.savez(data, **whole)
+    return data.getvalue()

@@ -1,7 +1,7 @@
 """A function of batches over every example of a source, each example once."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,10 @@ from widenet_jax.data.contract import DataInfo, Source
 from widenet_jax.data.foreign import try_source
 from widenet_jax.data.labelled import LabelledImages, with_classes
 from widenet_jax.data.sources import build_source, build_transforms, stream_info
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import raise_first
 from widenet_jax.evaluation import total
 from widenet_jax.experiment import build_task, evaluate_batch
-from widenet_jax.inference.pretrained import check_same_tokens
+from widenet_jax.inference.pretrained import other_tokens
 from widenet_jax.run.stopping import Stop, say
 from widenet_jax.run.summary import routing_means, unbeaten
 from widenet_jax.sharding import BATCH, build_mesh
@@ -144,35 +144,26 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
     try_source(source, f"split {config.data.eval_split}", config)
     if isinstance(source, LabelledImages):
         source = with_classes(source, trained.class_names, place=trained.place)
-    if "vocab_size" in info:
-        check_tokens(trained, source.info)
     _, transform = build_transforms(config, info)
-    check_shapes(trained, source, transform)
+    raise_first(other_examples(trained, source, transform))
     return source, transform
 
 
-def check_shapes(trained: Trained, source: Source, transform: Any) -> None:
-    """Raises BadInputError where the examples of a set have other shapes than the model reads."""
-    config, wanted = trained.config, trained.task.batch_spec(1)
+def other_examples(trained: Trained, source: Source, transform: Any) -> Iterator[str]:
+    """Yields why the model cannot read a set: it has other tokens, or arrays of other shapes."""
+    config, wanted, place = trained.config, trained.task.batch_spec(1), trained.place
+    known, here = trained.tokenizer, source.info.get("tokenizer")
+    if "vocab_size" in trained.info and bool(known) != bool(here):
+        kinds = ("word pieces", "bytes") if known else ("bytes", "word pieces")
+        flag = f"prepare it with {f'--tokenizer={place}' if known else 'no --tokenizer'}"
+        yield f"{place} is a model of {kinds[0]}, and the set is of {kinds[1]}; {flag}"
+    elif known:
+        yield from other_tokens(known, Tokenizer(here), place)
     spec = example_spec(source, transform, skip=skips(config.data.on_bad_example))
     for name in spec.keys() & wanted.keys():
-        there, here = wanted[name].shape[1:], spec[name].shape
-        if there != here:
-            raise BadInputError(
-                f"config.data.source={config.data.source} gives {name} of shape {list(here)}, and "
-                f"{trained.place} was trained on {list(there)}"
+        shape, found = wanted[name].shape[1:], spec[name].shape
+        if shape != found:
+            yield (
+                f"config.data.source={config.data.source} gives {name} of shape {list(found)}, "
+                f"and {place} was trained on {list(shape)}"
             )
-
-
-def check_tokens(trained: Trained, info: Mapping[str, Any]) -> None:
-    """Raises BadInputError where the set has other tokens than the model."""
-    known, here = trained.tokenizer, info.get("tokenizer")
-    if bool(known) != bool(here):
-        kinds = ("word pieces", "bytes") if known else ("bytes", "word pieces")
-        flag = f"--tokenizer={trained.place}" if known else "no --tokenizer"
-        raise BadInputError(
-            f"{trained.place} is a model of {kinds[0]}, and the set is of {kinds[1]}; prepare it "
-            f"with {flag}"
-        )
-    if known:
-        check_same_tokens(known, Tokenizer(here), trained.place)

@@ -4,7 +4,8 @@ A model is a run, an exported directory, or public weights: Google's and Hugging
 Hugging Face's BERT and ALBERT.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.traverse_util
@@ -15,13 +16,13 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
-from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.errors import BadInputError, first_line, raise_first
 from widenet_jax.files import absolute, is_remote, matching
 from widenet_jax.inference.exported import READERS, read_arrays
 from widenet_jax.inference.trained import build_for, open_trained, read_model
 from widenet_jax.run.workdir import flatten, plain
 from widenet_jax.specs import MODELS, SAME_CLASSES, WHERE_IT_FITS, model_spec, parts, resolve
-from widenet_jax.trained import Trained
+from widenet_jax.trained import Stored, Trained
 from widenet_jax.typing import PyTree
 
 variants = configs_module("variants")
@@ -39,6 +40,7 @@ WITHOUT_EFFECT = {
 # Files in a directory of Hugging Face's; large models have several.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
+OWN_MODEL = "finetune with the config.model it was trained with"
 # Packages, which may be absent, whose errors tell of credentials and networks.
 REMOTE_PACKAGES = {"aiohttp", "fsspec", "gcsfs", "google", "requests"}
 
@@ -80,30 +82,26 @@ def load_pretrained(
         function with them, or the tokenizer is another.
       RunFailedError: every checkpoint of the run is damaged.
     """
-    note = ""
+    source, note = f"config.init_from={place}", ""
     if files := weight_files(absolute(place)):
-        params, fields, note = read_public(files, source=f"config.init_from={place}")
-        stored_tokenizer, same_classes = tokenizer_beside(files[0].parent), False
-        if stored_tokenizer is None and "tokenizer" in info:
-            note = note or "no tokenizer beside the weights: the run's is taken for theirs"
+        params, fields, note = read_public(files, source=source)
+        directory, known = files[0].parent, {}
+        if any(matching(directory, pattern) for pattern in TOKENIZERS):
+            known = {"tokenizer": load_tokenizer(str(directory)).json}
+        found = Stored(params, {"model": fields}, known, step=0)
+        if not known and "tokenizer" in info:
+            missing = "no tokenizer beside the weights: the run's is taken for theirs"
+            note = "; ".join(filter(None, (note, missing)))
     else:
         found = read_model(place, sharding, flag="--config.init_from")
-        params, fields = found.params, found.config["model"]
-        stored_tokenizer = found.tokenizer
-        same_classes = bool(found.class_names) and all(
-            found.info.get(name) == info.get(name) for name in ("class_names", "pairs")
-        )
-    if fields["name"] != model["name"]:
-        raise BadInputError(
-            f"config.init_from={place} holds a {fields['name']}, and this run's model is "
-            f"{model['name']}"
-        )
-    differing = differing_fields(fields, model, place)
-    if stored_tokenizer and "tokenizer" in info:
-        check_same_tokens(
-            stored_tokenizer, Tokenizer(info["tokenizer"]), f"config.init_from={place}"
-        )
-    return Pretrained(params, same_classes, differing, note)
+    there, here = flat_fields(found.config["model"]), flat_fields(model)
+    raise_first(other_functions(there, here, source))
+    if found.tokenizer and "tokenizer" in info:
+        raise_first(other_tokens(found.tokenizer, Tokenizer(info["tokenizer"]), source))
+    same_classes = bool(found.class_names) and all(
+        found.info.get(name) == info.get(name) for name in ("class_names", "pairs")
+    )
+    return Pretrained(found.params, same_classes, differing_fields(there, here), note)
 
 
 def weight_files(path: epath.Path) -> list[epath.Path]:
@@ -129,85 +127,86 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
     arrays = {}
     for file in files:
         found = read_arrays(file)
-        if twice := next(iter(arrays.keys() & found), None):
-            raise BadInputError(
-                f"{source}: {file.name} and another file hold {twice}; keep the files of one copy"
-            )
+        raise_first(
+            f"{source}: {file.name} and another file hold {name}; keep the files of one copy"
+            for name in arrays.keys() & found
+        )
         arrays |= found
-    floats = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
-    if bad := next((name for name, x in floats.items() if not np.isfinite(x).all()), None):
-        raise BadInputError(f"{source}: {bad} holds NaN or infinity; download the weights again")
+    raise_first(
+        f"{source}: {name} holds NaN or infinity; download the weights again"
+        for name, array in arrays.items()
+        if array.dtype.kind == "f" and not np.isfinite(array).all()
+    )
+    directory = files[0].parent
     for spec in map(model_spec, MODELS):
         for reader in spec.readers:
-            if found := resolve(reader)(arrays, files[0].parent, source):
+            if found := resolve(reader)(arrays, directory, source):
                 params, fields, note = found
-                for path, array in flax.traverse_util.flatten_dict(params, sep="/").items():
-                    if array.dtype.kind != "f":
-                        raise BadInputError(
-                            f"{source}: {path} is of the type {array.dtype}, and parameters are "
-                            "floating-point numbers; download the weights again"
-                        )
+                raise_first(
+                    f"{source}: {path} is of the type {array.dtype}, and parameters are "
+                    "floating-point numbers; download the weights again"
+                    for path, array in flax.traverse_util.flatten_dict(params, sep="/").items()
+                    if array.dtype.kind != "f"
+                )
                 return params, {"name": spec.name, **fields}, note
-    beside = files[0].parent / "config.json"
-    if not beside.exists() and any("layernorm" in name.lower() for name in arrays):
-        raise BadInputError(
-            f"{source}: {beside.name} is missing beside the weights; download it "
-            "too: it names their number of heads, LayerNorm epsilon and activation"
-        )
-    raise BadInputError(
-        f"{source}: neither Google's ViT nor a ViT, BERT or ALBERT of Hugging "
-        "Face; for a model of ours give the workdir of its run, or the directory that "
-        "scripts/export.py wrote"
+    unknown = (
+        "neither Google's ViT nor a ViT, BERT or ALBERT of Hugging Face; for a model of ours give "
+        "the workdir of its run, or the directory that scripts/export.py wrote"
     )
+    theirs = any("layernorm" in name.lower() for name in arrays)
+    if theirs and not (directory / "config.json").exists():
+        unknown = (
+            "config.json is missing beside the weights; download it too: it names their number of "
+            "heads, LayerNorm epsilon and activation"
+        )
+    raise BadInputError(f"{source}: {unknown}")
 
 
-def tokenizer_beside(directory: epath.Path) -> Tokenizer | None:
-    """Loads the tokenizer beside public weights; None where there is none."""
-    if any(matching(directory, pattern) for pattern in TOKENIZERS):
-        return load_tokenizer(str(directory))
-    return None
-
-
-def check_same_tokens(pretrained: Tokenizer, here: Tokenizer, place: str) -> None:
-    """Raises BadInputError where an id of the data is another token in the model of `place`."""
+def other_tokens(pretrained: Tokenizer, here: Tokenizer, place: str) -> Iterator[str]:
+    """Yields a line for each id of the data that is another token in the model of `place`."""
     for index in range(here.vocab_size):
         there = pretrained.token(index) if index < pretrained.vocab_size else "missing"
         if there != here.token(index):
-            raise BadInputError(
+            yield (
                 f"{place} was trained with another tokenizer: token {index} is "
                 f"{there!r} there and {here.token(index)!r} here; tokenize the data with the "
                 "model's tokenizer"
             )
 
 
-def differing_fields(stored: Mapping[str, Any], model: Mapping[str, Any], place: str) -> list[str]:
-    """Returns the fields in which `model` computes another function; see `Pretrained`.
+def other_functions(
+    there: Mapping[str, Any], here: Mapping[str, Any], source: str
+) -> Iterator[str]:
+    """Yields why a run cannot take the parameters: its model computes another function.
 
-    Fields that only one of the two has are not compared: public weights come with few.
-
-    Raises:
-      BadInputError: one of them is in `CHECKED`; the message has the flags to add.
+    Args:
+      there, here: `flat_fields` of the pretrained model and of the run's.
+      source: the field that names the pretrained model and its value.
     """
-    there, here = flat_fields(stored), flat_fields(model)
-    widths = there.get("embed_dim"), here.get("embed_dim")
-    if None not in widths and widths[0] != widths[1]:
+    if there["name"] != here["name"]:
+        yield f"{source} holds a {there['name']}, and this run's model is {here['name']}"
+    differ, width = differing_names(there, here), "embed_dim"
+    if width in differ:
         name = variant_of(there)
         fix = f"it is {name}: name that after the colon of --config, as :{name}"
-        raise BadInputError(
-            f"config.init_from={place} has embed_dim={widths[0]}, this run's model {widths[1]}; "
-            + (fix if name else "finetune with the config.model it was trained with")
-        )
-    differ = [name for name in here if name in there and there[name] != here[name]]
-    if refused := [name for name in CHECKED if name in differ]:
-        named = ", ".join(f"{name}={here[name]}" for name in refused)
-        flags = " ".join(f"--config.model.{name}={there[name]}" for name in refused)
-        raise BadInputError(
-            f"config.init_from={place} was trained with another function than this run's {named}; "
-            f"add {flags}"
-        )
+        fix = fix if name else OWN_MODEL
+        yield f"{source} has {width}={there[width]}, this run's model {here[width]}; {fix}"
+    if odd := [name for name in CHECKED if name in differ]:
+        named = ", ".join(f"{name}={here[name]}" for name in odd)
+        flags = " ".join(f"--config.model.{name}={there[name]}" for name in odd)
+        yield f"{source} was trained with another function than this run's {named}; add {flags}"
+
+
+def differing_names(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Returns the fields that differ, of those that both have: public weights come with few."""
+    return [name for name in here if name in there and there[name] != here[name]]
+
+
+def differing_fields(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Returns the `Pretrained.differing` fields of two `flat_fields`."""
     return [
         f"{name}={here[name]} ({there[name]} there)"
-        for name in differ
+        for name in differing_names(there, here)
         if name.rpartition(".")[2] not in WITHOUT_EFFECT and not name.startswith("moe.losses.")
     ]
 
@@ -219,14 +218,12 @@ def variant_of(fields: Mapping[str, Any]) -> str:
       fields: as of `flat_fields`.
     """
     kinds = (variants.IMAGES, variants.TEXTS, variants.LANGUAGE)
-    known = {
-        name: flat_fields(variants.model_section(name)) for kind in kinds for name in kind.names
-    }
+    names = itertools.chain.from_iterable(kind.names for kind in kinds)
+    known = {name: flat_fields(variants.model_section(name)) for name in names}
     size = ("name", "embed_dim", "loop.core")
     alike = [name for name, of in known.items() if all(of[k] == fields.get(k) for k in size)]
-    return min(
-        alike, key=lambda name: sum(fields.get(k) != v for k, v in known[name].items()), default=""
-    )
+    differing = lambda name: sum(fields.get(k) != v for k, v in known[name].items())  # noqa: E731
+    return min(alike, key=differing, default="")
 
 
 def flat_fields(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,19 +274,20 @@ def open_public(place: str, files: list[epath.Path], checkpoint: str | None) -> 
       BadInputError: a checkpoint is chosen, a file is missing or damaged, or no task can use the
         model as it is.
     """
+    source, what = f"--workdir={place}", "holds public weights"
     if checkpoint:
         raise BadInputError(
-            f"--workdir={place} holds public weights, and only a run has checkpoints to choose "
-            f"from; leave the choice of {checkpoint} out"
+            f"{source} {what}, and only a run has checkpoints to choose from; leave the choice of "
+            f"{checkpoint} out"
         )
-    public, fields, _ = read_public(files, source=f"--workdir={place}")
+    public, fields, _ = read_public(files, source=source)
     usable = resolve(model_spec(fields["name"]).usable)
     found = usable and usable(place, public, fields)
     if not found:
         raise BadInputError(
-            f"--workdir={place} holds public weights without a head for masked words, the only one "
-            "that can be used as it is; finetune them on your data, from "
-            f"--config.init_from={place}, and give the --workdir of that run"
+            f"{source} {what} without a head for masked words, the only one that can be used as "
+            f"it is; finetune them on your data, from --config.init_from={place}, and give the "
+            "--workdir of that run"
         )
     config, info = found
     task, model, shapes = build_for(config, info, public)
@@ -322,28 +320,16 @@ def finetune_params(
     Raises:
       BadInputError: the backbones differ, or a frozen parameter would be random.
     """
-    rules = {name: found.taken for name, found in parts().items()}
-    fit = resolve(model_spec(model["name"]).fit) or (lambda path, value, shape, model: value)
     new, old = (flax.traverse_util.flatten_dict(tree, sep="/") for tree in (fresh, pretrained))
-    taken = backbone(rules, fit, new, old, model, source)
-    here, there = (
-        {k: x.shape for k, x in tree.items() if rules.get(part(k)) == SAME_CLASSES}
-        for tree in (new, old)
-    )
-    if kept := same_classes and there and here == there:
-        taken |= {k: old[k] for k in there}
-    for scope in [name for name, rule in rules.items() if rule == WHERE_IT_FITS]:
-        names = {k for k in new if part(k) == scope}
-        found = {k: fit(k, old[k], new[k].shape, model) for k in names & old.keys()}
-        if all(k in found and found[k].shape == new[k].shape for k in names):
-            taken |= found
+    taken, kept = taken_from(old, new, model, source=source, same_classes=same_classes)
     missing = sorted(new.keys() - taken.keys())
-    if random := [path for path in missing if frozen(path)]:
-        raise BadInputError(
-            f"config.optimizer.freeze would keep {part(random[0])} random, because "
-            f"config.init_from={source} has none that fits; train it, too, with "
-            "--config.optimizer.freeze=none, or start from a model that has it"
-        )
+    raise_first(
+        f"config.optimizer.freeze would keep {part(path)} random, because config.init_from="
+        f"{source} has none that fits; train it, too, with --config.optimizer.freeze=none, or "
+        "start from a model that has it"
+        for path in missing
+        if frozen(path)
+    )
     notes = {
         f"taken from {source}": part_names(taken),
         "new": part_names(missing) or "nothing",
@@ -360,27 +346,40 @@ def finetune_params(
     return flax.traverse_util.unflatten_dict(new | taken, sep="/"), line
 
 
-def backbone(
-    rules: Mapping[str, str], fit: Callable, new: Mapping, old: Mapping, model: Mapping, source: str
-) -> dict[str, np.ndarray]:
-    """Returns the pretrained parameters of the backbone, by path, fitted to the shapes of `new`.
+def taken_from(
+    old: Mapping, new: Mapping, model: Mapping, *, source: str, same_classes: bool
+) -> tuple[dict[str, np.ndarray], bool]:
+    """Returns the parameters to take, fitted to the shapes of `new`; and whether the head is one.
+
+    Args:
+      old, new: parameters by path.
+      model, source, same_classes: as of `finetune_params`.
 
     Raises:
       BadInputError: the backbones differ.
     """
-    here, there = ({k for k in tree if part(k) not in rules} for tree in (new, old))
-    taken = {k: fit(k, old[k], new[k].shape, model) for k in sorted(here & there)}
-    odd = {k: f"{k} is in only one of the two" for k in sorted(here ^ there)} | {
-        k: f"{k} is {list(value.shape)} there and {list(new[k].shape)} here"
-        for k, value in taken.items()
-        if value.shape != new[k].shape
+    rules = {name: found.taken for name, found in parts().items()}
+    fit = resolve(model_spec(model["name"]).fit) or (lambda path, value, shape, model: value)
+    both = sorted(new.keys() & old.keys())
+    whole = {k for k in both if rules.get(part(k), WHERE_IT_FITS) != WHERE_IT_FITS}
+    fitted = {k: old[k] if k in whole else fit(k, old[k], new[k].shape, model) for k in both}
+    fits = {k: k in fitted and fitted[k].shape == new[k].shape for k in old | new}
+    told = dict.fromkeys(fits, "in only one of the two") | {
+        k: f"{list(x.shape)} there and {list(new[k].shape)} here" for k, x in fitted.items()
     }
-    for problem in odd.values():
-        raise BadInputError(
-            f"config.init_from={source} holds another model: {problem}; finetune with the "
-            "config.model it was trained with"
-        )
-    return taken
+    raise_first(
+        f"config.init_from={source} holds another model: {k} is {told[k]}; {OWN_MODEL}"
+        for k in sorted(fits, key=lambda k: (k in fitted, k))
+        if part(k) not in rules and not fits[k]
+    )
+    names = [k for k in fitted if part(k) not in rules]
+    head = [k for k in fits if rules.get(part(k)) == SAME_CLASSES]
+    kept = same_classes and head and all(fits[k] for k in head)
+    names += head if kept else []
+    for scope in [name for name, rule in rules.items() if rule == WHERE_IT_FITS]:
+        inside = [k for k in new if part(k) == scope]
+        names += inside if all(fits[k] for k in inside) else []
+    return {k: fitted[k] for k in names}, bool(kept)
 
 
 def part_names(paths: Iterable[str]) -> str:

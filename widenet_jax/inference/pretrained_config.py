@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import configs_module, from_json
 from widenet_jax.config.imports import import_remembered
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, raise_first, refuse
 from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
 from widenet_jax.specs import MODELS, model_spec, resolve, task_spec, task_specs
 
@@ -53,48 +53,38 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
     if takes_model:
         override(config, [flag for flag in flags if flag.startswith(INIT_FROM)])
         beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
-        sections = pretrained_sections(workdir if begun else config.init_from)
-        place = f"--workdir={workdir}" if begun else f"config.init_from={config.init_from}"
-        check_kind(sections["model"], config, place)
+        source = workdir if begun else config.init_from
+        place = f"{'--workdir' if begun else 'config.init_from'}={source}"
+        sections = pretrained_sections(source)
+        pretrained, task = sections["model"], config.task.name
+        name, needed = pretrained.get("name"), task_spec(task).model
+        if needed and name != needed and name in [spec.model for spec in task_specs()]:
+            raise BadInputError(
+                f"{place} holds a {name}, and config.task.name={task} needs a {needed}; start "
+                "from such a model, or take a config of another task"
+            )
         recipe = recipe_of(sections, begun=begun)
         for name in recipe.keys() & beside.keys():
             config.model[name] = recipe[name]
             del beside[name]
-        pretrained = sections["model"]
         moe = pretrained.get("moe")
         if moe and not sizes.has_balance_loss(moe["router"]["name"]):
             beside.get("moe", {}).pop("losses", None)
-        import_remembered(sections, workdir if begun else config.init_from)
+        import_remembered(sections, source)
         with config.unlocked():
             config.model = merged(pretrained, beside, config.init_from)
             if "imports" in sections:
                 config.imports = (*config.get("imports", ()), *sections["imports"])
     override(config, flags)
-    if sets_width and not begun:
-        check_width(config.model)
-    return config
-
-
-def check_width(model: ConfigDict) -> None:
-    """Raises BadInputError if no block of a model has the dense feed-forward, of `mlp_dim`."""
-    ffn = model.get("ffn", PLAIN)
-    if ffn != PLAIN and model.ffn_blocks == "all":
-        there = f"set config.model.{ffn}.mlp_dim" if "mlp_dim" in model[ffn] else "leave it out"
+    ffn = config.get("model", {}).get("ffn", PLAIN)
+    if sets_width and not begun and ffn != PLAIN and config.model.ffn_blocks == "all":
+        own = "mlp_dim" in config.model[ffn]
+        there = f"set config.model.{ffn}.mlp_dim" if own else "leave it out"
         raise BadInputError(
             f"config.model.mlp_dim is the width of dense feed-forwards, and ffn={ffn} is in all "
             f"blocks; {there}"
         )
-
-
-def check_kind(model: Mapping[str, Any], config: ConfigDict, place: str) -> None:
-    """Raises BadInputError where a run's or an export's model belongs to another task."""
-    task, name = config.task.name, model.get("name")
-    needed = task_spec(task).model
-    if needed and name != needed and name in [spec.model for spec in task_specs()]:
-        raise BadInputError(
-            f"{place} holds a {name}, and config.task.name={task} needs a {needed}; start from "
-            "such a model, or take a config of another task"
-        )
+    return config
 
 
 def recipe_of(pretrained: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
@@ -117,19 +107,18 @@ def pretrained_sections(place: str) -> Mapping[str, Any]:
     Raises:
       BadInputError: `place` is empty, holds no such model, or its config.json is damaged.
     """
+    needs = (
+        "needs the model to start from: add --config.init_from=DIR of a run, an export or a "
+        "Hugging Face model, or name a model in --config=FILE:VARIANT"
+    )
     if not place:
-        raise BadInputError(
-            "config.model.name=pretrained needs the model to start from: add "
-            "--config.init_from=DIR of a run, an export or a Hugging Face model, or name a model "
-            "in --config=FILE:VARIANT"
-        )
+        raise BadInputError(f"config.model.name=pretrained {needs}")
     file = config_file(split_checkpoint(place)[0])
-    if not file.exists():
-        raise BadInputError(
-            f"config.init_from={place}: no config.json there; give the workdir of a training run, "
-            "a directory that scripts/export.py wrote, or one of Hugging Face's BERT or ALBERT; or "
-            f"{NAME_MODEL}"
-        )
+    lacks = (
+        "no config.json there; give the workdir of a training run, a directory that "
+        "scripts/export.py wrote, or one of Hugging Face's BERT or ALBERT; or "
+    )
+    refuse(f"config.init_from={place}", (not file.exists(), lacks + NAME_MODEL))
     content = read_json(file)
     content = content if isinstance(content, Mapping) else {}
     if isinstance(content.get("model"), Mapping):
@@ -158,12 +147,13 @@ def merged(pretrained: Mapping[str, Any], fields: Mapping[str, Any], place: str)
     Raises:
       BadInputError: the pretrained model has no field of a name in `fields`.
     """
+    raise_first(
+        f"config.model.{name} is no field of the model in config.init_from={place}"
+        for name in fields
+        if name not in pretrained
+    )
     result = dict(pretrained)
     for name, value in fields.items():
-        if name not in pretrained:
-            raise BadInputError(
-                f"config.model.{name} is no field of the model in config.init_from={place}"
-            )
         if isinstance(value, Mapping):
             result[name] = pretrained[name] and merged(pretrained[name], value, place)
         elif value is not None:

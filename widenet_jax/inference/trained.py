@@ -1,6 +1,6 @@
 """Trained models: a run's workdir or an exported directory, read and opened for use."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -13,7 +13,7 @@ from widenet_jax.config.fields import override
 from widenet_jax.config.files import from_json
 from widenet_jax.config.imports import import_remembered
 from widenet_jax.data.contract import OF_THE_RUN, DataInfo
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import raise_first, refuse
 from widenet_jax.experiment import build_task, input_spec, model_of
 from widenet_jax.files import absolute, is_text, read_object, split_checkpoint
 from widenet_jax.inference.exported import RECORD, read_exported
@@ -50,7 +50,7 @@ def open_trained(
     place += f"@{checkpoint}" if checkpoint else ""
     config = override(ConfigDict(from_json(found.config)), changes)
     task, model, wanted = build_for(config, found.info, found.params)
-    check_fits(wanted, found.params, place)
+    raise_first(other_shapes(wanted, found.params, place))
     return Trained(found.params, config, found.info, found.step, place, task, model)
 
 
@@ -88,45 +88,38 @@ def read_model(
     """
     directory, named = split_checkpoint(place)
     path, which = absolute(directory), named or "last" if checkpoint is None else checkpoint
-    if checkpoint and named:
-        raise BadInputError(f"{flag}={place} and --checkpoint={checkpoint} both name a checkpoint")
-    if (path / RECORD).exists():
-        if checkpoint or named:
-            raise BadInputError(
-                f"{flag}={directory} is an export, and only a run has checkpoints to choose from; "
-                f"leave the choice of {which} out"
-            )
+    is_export = (path / RECORD).exists()
+    only_runs = "is an export, and only a run has checkpoints to choose from; leave the choice of"
+    rows = (
+        (checkpoint and named, f"{place} and --checkpoint={checkpoint} both name a checkpoint"),
+        (is_export and (checkpoint or named), f"{directory} {only_runs} {which} out"),
+    )
+    raise_first(f"{flag}={problem}" for wrong, problem in rows if wrong)
+    if is_export:
         exported = read_exported(path)
         import_remembered(exported.config, place)
         return with_names(exported, place)
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     found = load_checkpoint(path, sharding, which) if path.is_dir() else None
-    if found is None:
-        raise BadInputError(
-            f"{flag}={place}: no finished checkpoint there; give the workdir of a training run, "
-            "or a directory that scripts/export.py wrote"
-        )
+    where = "give the workdir of a training run, or a directory that scripts/export.py wrote"
+    refuse(f"{flag}={place}", (found is None, f"no finished checkpoint there; {where}"))
     step, config = found.meta["step"], found.meta["config"]
     import_remembered(config, place)
     metric = resolve(task_spec(config["task"]["name"]).task).primary_metric_of(ConfigDict(config))
     apart = OF_THE_RUN | {metric.name}  # which the meta of best/ has
-    stored = Stored(
-        params=to_host(found.items["params"]),
-        config=config,
-        info={k: v for k, v in found.meta.items() if k not in apart},
-        step=step,
-        result=result_at(path, step),
-    )
-    return with_names(stored, place)
+    params, result = to_host(found.items["params"]), result_at(path, step)
+    info = {name: value for name, value in found.meta.items() if name not in apart}
+    return with_names(Stored(params, config, info, step, result=result), place)
 
 
 def with_names(model: Stored, place: str) -> Stored:
     """Returns a model; raises BadInputError where no file or screen could show a class's name."""
-    if odd := [name for name in model.class_names if not is_text(name)]:
-        raise BadInputError(
-            f"{place}: the class name {odd[0]!r} is no text of whole characters (UTF-8); write it "
-            "again in the class_names.json of an export"
-        )
+    raise_first(
+        f"{place}: the class name {name!r} is no text of whole characters (UTF-8); write it again "
+        "in the class_names.json of an export"
+        for name in model.class_names
+        if not is_text(name)
+    )
     return model
 
 
@@ -148,14 +141,14 @@ def result_at(workdir: epath.Path, step: int) -> dict[str, Any]:
     return kept | {name: measured[name] for name in result.keys() & measured} | {"steps": step}
 
 
-def check_fits(wanted: PyTree, params: PyTree, place: str) -> None:
-    """Raises BadInputError, naming the first parameter of another shape than `wanted`."""
+def other_shapes(wanted: PyTree, params: PyTree, place: str) -> Iterator[str]:
+    """Yields a line for each parameter of another shape than `wanted`."""
     here, there = (
         {name: list(leaf.shape) for name, leaf in named_leaves(tree)} for tree in (wanted, params)
     )
     for name in sorted(here | there):
         if here.get(name) != there.get(name):
-            raise BadInputError(
+            yield (
                 f"{place}: {name} is {there.get(name, 'missing')} there, and its config asks for "
                 f"{here.get(name, 'none')}; leave --config.model and the input size as they were"
             )

@@ -14,7 +14,7 @@ Fields of `config.optimizer`:
     LAMB, have trust ratio 1.
   decay_exclude: regex of whole paths that are also excluded from weight decay; '' for none.
   layer_decay: factor of the learning rate from each layer to the one below, in (0, 1]; see
-    `layer_factors`.
+    `update_factors`.
   tied_rate: "none", or the update of a parameter that g steps of the loop run is divided by its
     square root ("sqrt") or by g ("visits"), weight decay included.
   sign_rate: u of the routers' balancing biases, see `with_signs`.
@@ -24,7 +24,6 @@ Fields of `config.optimizer`:
 A field that the chosen optimizer does not use has no effect.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -34,19 +33,26 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from ml_collections import ConfigDict
 
 from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
-from widenet_jax.config.fields import check_numbers
 from widenet_jax.config.files import configs_module
-from widenet_jax.config.imports import place_of
-from widenet_jax.errors import BadInputError, check_fields, choose, first_line, nearest
-from widenet_jax.specs import parts
+from widenet_jax.errors import (
+    BadInputError,
+    check_fields,
+    choose,
+    nearest,
+    raise_first,
+    refuse_value,
+)
+from widenet_jax.param_names import is_balance_bias, map_with_path
+from widenet_jax.specs import parts, resolve
 from widenet_jax.typing import Array, PyTree
 
 Transformation = optax.GradientTransformation
 WHERE = "config.optimizer"
+GUARDS = {"name": "guarded_optimizer", "schedule": "guarded_decay"}  # imported if a run needs one
+NO_PLACES: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
 def build_optimizer(
@@ -54,7 +60,7 @@ def build_optimizer(
     *,
     params_or_shapes: PyTree,
     depth: int,
-    places: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    places: Mapping[str, Sequence[int]] = NO_PLACES,
     total_steps: int,
     batch_size: int,
     num_examples: int,
@@ -74,66 +80,31 @@ def build_optimizer(
       The transformation, and the learning rate as a function of the number of updates.
 
     Raises:
-      BadInputError: a field is missing, unknown or out of range, or `decay_exclude` matches no
-        parameter.
+      BadInputError: a field is missing or unknown, a choice is, a user's own part fails, or
+        `decay_exclude` matches no parameter.
     """
     known = configs_module("defaults").RUN["optimizer"]
     check_fields(known, optimizer, section=WHERE)
-    if missing := [name for name in known if name not in optimizer]:
-        raise BadInputError(f"{WHERE}.{missing[0]} is missing; set it in the config")
-    make = choose(OPTIMIZERS, optimizer["name"], field=f"{WHERE}.name")
-    check_numbers(ConfigDict({"optimizer": optimizer}))
+    missing = (name for name in known if name not in optimizer)
+    raise_first(f"{WHERE}.{name} is missing; set it in the config" for name in missing)
+    make = part_named(OPTIMIZERS, "name", optimizer["name"], params_or_shapes)
     run = {"batch_size": batch_size, "num_examples": num_examples, "total_steps": total_steps}
     schedule = build_learning_rate(optimizer, **run)
-    exclude = _exclusions(optimizer, params_or_shapes)
     norm = optimizer["grad_clip_norm"]
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
-    if make.__module__ == __name__:
-        made = make(optimizer, schedule, exclude)
-    else:
-        build = partial(make, optimizer, schedule, exclude)
-        made = build_own(build, params_or_shapes, place=f"{WHERE}.name={optimizer['name']}")
+    made = make(optimizer, schedule, _exclusions(optimizer, params_or_shapes))
     tx = optax.chain(clip, made)
     factors = partial(update_factors, section=optimizer, depth=depth, places=places)
     return _of_parts(optimizer, tx, factors, params_or_shapes), schedule
 
 
-def build_own(build: partial, params: PyTree, *, place: str) -> Transformation:
-    """Builds a user's own optimizer, and traces an update, without computing it.
-
-    Raises:
-      BadInputError: it fails, or is none that a step can run.
-    """
-
-    file = inspect.getsourcefile(build.func) or ""
-
-    def tried(what: str, run: Callable, *args: Any) -> Any:
-        try:
-            return run(*args)
-        except Exception as error:
-            raise BadInputError(f"{place}: its {what} fails: {place_of(error, file)}") from error
-
-    made = tried("function", build)
-    if not (hasattr(made, "init") and hasattr(made, "update")):
-        raise BadInputError(
-            f"{place}: its function returns {type(made).__name__}; return an "
-            "optax.GradientTransformation"
-        )
-    state = tried("init", jax.eval_shape, made.init, params)
-    found = tried("update", jax.eval_shape, made.update, params, state, params)
-    if not (isinstance(found, tuple) and len(found) == 2):
-        raise BadInputError(f"{place}: its update must return (updates, state)")
-    for name, of, before in zip(("updates", "state"), found, (params, state), strict=True):
-        if jax.tree.structure(of) != jax.tree.structure(before):
-            raise BadInputError(f"{place}: its update returns {name} of another structure")
-        old, new = map(jax.tree_util.tree_leaves_with_path, (before, of))
-        for (path, was), (_, now) in zip(old, new, strict=True):
-            if was.shape != now.shape or (name == "state" and was.dtype != now.dtype):
-                raise BadInputError(
-                    f"{place}: its update changes {name}{jax.tree_util.keystr(path)} from "
-                    f"{was.dtype}{list(was.shape)} to {now.dtype}{list(now.shape)}"
-                )
-    return made
+def part_named(table: Mapping, field: str, name: str, *guarded_with: Any) -> Callable:
+    """Returns what a field of `config.optimizer` names in a table, a user's own with its guard."""
+    part = choose(table, name, field=f"{WHERE}.{field}")
+    if part.__module__ == __name__:
+        return part
+    guard = resolve(f"widenet_jax.optim.extensions:{GUARDS[field]}")
+    return guard(part, f"{WHERE}.{field}={name}", *guarded_with)
 
 
 def build_learning_rate(optimizer: Mapping[str, Any], **run: int) -> optax.Schedule:
@@ -141,28 +112,23 @@ def build_learning_rate(optimizer: Mapping[str, Any], **run: int) -> optax.Sched
     warmup_steps = to_steps(optimizer["warmup"], field=f"{WHERE}.warmup", **run, may_be_zero=True)
     name, peak = optimizer["schedule"], optimizer["learning_rate"]
     end = peak if name == "constant" else optimizer["end_learning_rate"]
-    if end > peak:
-        raise BadInputError(
-            f"{WHERE}.end_learning_rate={end:g} is above learning_rate={peak:g}; "
-            f"add --{WHERE}.end_learning_rate=0"
-        )
-    rates = {"learning_rate": peak, "end_learning_rate": end}
-    return build_schedule(name, **rates, warmup_steps=warmup_steps, total_steps=run["total_steps"])
+    problem = f"is above learning_rate={peak:g}; add --{WHERE}.end_learning_rate=0"
+    refuse_value(f"{WHERE}.end_learning_rate={end:g}", (end > peak, problem))
+    return build_schedule(name, peak, end, warmup_steps, run["total_steps"])
 
 
 def _of_parts(
     section: Mapping, tx: Transformation, factors: Callable[[PyTree], PyTree], params: PyTree
 ) -> Transformation:
     """Adds factors, signs, frozen parameters and the average, where there are such."""
-    layer_decay = section["layer_decay"]
-    if not 0 < layer_decay <= 1:
-        raise BadInputError(
-            f"{WHERE}.layer_decay={layer_decay:g} must be above 0, and 1 (none) at most"
-        )
-    choose(TIED_RATES, section["tied_rate"], field=f"{WHERE}.tied_rate")
-    if layer_decay < 1 or section["tied_rate"] != "none":
-        tx = optax.chain(tx, scale_by_factors(factors))
-    if any(map(param_names.is_balance_bias, param_names.path_names(params))):
+    decay, tied = section["layer_decay"], section["tied_rate"]
+    bad_decay = not 0 < decay <= 1, "must be above 0, and 1 (none) at most"
+    refuse_value(f"{WHERE}.layer_decay={decay:g}", bad_decay)
+    choose(TIED_RATES, tied, field=f"{WHERE}.tied_rate")
+    if decay < 1 or tied != "none":
+        scale = partial(jax.tree.map, lambda u, f: (u * f).astype(u.dtype))
+        tx = optax.chain(tx, optax.stateless(lambda updates, _: scale(updates, factors(updates))))
+    if any(map(is_balance_bias, param_names.path_names(params))):
         tx = with_signs(tx, section["sign_rate"])
     if section["freeze"] != "none":
         tx = without_frozen(tx, section["freeze"])
@@ -171,7 +137,7 @@ def _of_parts(
 
 def decay_mask(exclude: param_names.PathPredicate) -> Callable[[PyTree], PyTree]:
     """Returns a mask for optax: a function from parameters to booleans, True where they decay."""
-    return lambda params: param_names.map_with_path(lambda path, _: not exclude(path), params)
+    return lambda params: map_with_path(lambda path, _: not exclude(path), params)
 
 
 class Exclusions(NamedTuple):
@@ -184,8 +150,8 @@ class Exclusions(NamedTuple):
 def _lamb(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
     from widenet_jax.optim.lamb import lamb  # a run with another optimizer does without
 
-    arguments = _adam_arguments(section, exclude)
-    return lamb(schedule, **arguments, exclude_trust_ratio=exclude.trust_ratio)
+    fields = _adam_arguments(section, exclude)
+    return lamb(schedule, **fields, exclude_trust_ratio=exclude.trust_ratio)
 
 
 def _adamw(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
@@ -224,8 +190,7 @@ OPTIMIZERS: dict[str, Callable] = {"lamb": _lamb, "sgd": _sgd, "adamw": _adamw, 
 
 def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
     # Fails here, before anything compiles, if a parameter's rank does not fit its path.
-    unit_axes = param_names.trust_ratio_unit_axes
-    param_names.map_with_path(lambda path, leaf: unit_axes(path, leaf.ndim), params)
+    map_with_path(lambda path, x: param_names.trust_ratio_unit_axes(path, x.ndim), params)
     regex, skip_small = section["decay_exclude"], section["exclude_norm_and_bias"]
     small = param_names.is_norm_or_bias if skip_small else param_names.matches("")
     try:
@@ -235,10 +200,8 @@ def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
     paths = param_names.path_names(params)
     excluded = frozenset(filter(chosen, paths))
     if regex and not excluded:
-        raise BadInputError(
-            f"{WHERE}.decay_exclude={regex!r} matches no parameter path in full; "
-            f"the nearest is {nearest(regex, paths)}"
-        )
+        near = f"matches no parameter path in full; the nearest is {nearest(regex, paths)}"
+        raise BadInputError(f"{WHERE}.decay_exclude={regex!r} {near}")
     return Exclusions(lambda path: small(path) or path in excluded, small)
 
 
@@ -256,12 +219,7 @@ DECAYS: dict[str, Callable] = {
 
 
 def build_schedule(
-    name: str,
-    *,
-    learning_rate: float,
-    end_learning_rate: float,
-    warmup_steps: int,
-    total_steps: int,
+    name: str, learning_rate: float, end_learning_rate: float, warmup_steps: int, total_steps: int
 ) -> optax.Schedule:
     """Builds the learning rate as a function of the step: the number of updates before it.
 
@@ -279,9 +237,9 @@ def build_schedule(
       total_steps: length of the run, including the warm-up.
 
     Raises:
-      BadInputError: the name is unknown.
+      BadInputError: the name is unknown, or a user's own decay fails.
     """
-    decay = choose(DECAYS, name, field="config.optimizer.schedule")
+    decay = part_named(DECAYS, "schedule", name)
     # The divisors are at least 1 to avoid 0 / 0; no step lies inside an empty phase.
     decay_steps = max(total_steps - warmup_steps, 1)
 
@@ -292,26 +250,6 @@ def build_schedule(
         left = end_learning_rate + (learning_rate - end_learning_rate) * decay(t)
         return jnp.where(step < warmup_steps, warm, left)
 
-    try:
-        found = jax.eval_shape(schedule, 0).shape
-    except Exception as error:  # of a user's decay
-        raise BadInputError(
-            f"{WHERE}.schedule={name}: its function fails on a traced t in [0, 1]: "
-            f"{type(error).__name__}: {first_line(error)}"
-        ) from error
-    if found:
-        raise BadInputError(
-            f"{WHERE}.schedule={name}: its function returns an array {list(found)} of one t; "
-            "return one number"
-        )
-    if decay.__module__ != __name__:
-        shares = jnp.array([decay(t) for t in jnp.linspace(0.0, 1.0, 11)])
-        wrong = ~(jnp.isfinite(shares) & (shares > -1e-6))  # -4e-8 is a rounded 0
-        if wrong.any():
-            raise BadInputError(
-                f"{WHERE}.schedule={name}: its function returns {shares[wrong][0]:.3g} for a t in "
-                "[0, 1]; return the share that is left, 0 or more"
-            )
     return schedule
 
 
@@ -329,7 +267,7 @@ class AverageState(NamedTuple):
     count: Array
 
 
-def with_average(tx: optax.GradientTransformation, decay: float) -> optax.GradientTransformation:
+def with_average(tx: Transformation, decay: float) -> Transformation:
     """Returns `tx`, whose state also averages the parameters after each update.
 
     average <- average + (1 - d) (parameters - average), d = min(decay, (1 + n) / (10 + n)) after n
@@ -346,12 +284,12 @@ def with_average(tx: optax.GradientTransformation, decay: float) -> optax.Gradie
         d = jnp.minimum(decay, (1 + state.count) / (10 + state.count)).astype(jnp.float32)
 
         def mean(path: str, a: Array, p: Array) -> Array:
-            return p if param_names.is_balance_bias(path) else a + (1 - d) * (p - a)
+            return p if is_balance_bias(path) else a + (1 - d) * (p - a)
 
-        average = param_names.map_with_path(mean, state.average, after)
+        average = map_with_path(mean, state.average, after)
         return updates, AverageState(inner, average, state.count + 1)
 
-    return optax.GradientTransformation(init, update)
+    return Transformation(init, update)
 
 
 def averaged(params: PyTree, opt_state: PyTree) -> PyTree:
@@ -376,15 +314,19 @@ def restarted(opt_state: PyTree, params: PyTree) -> PyTree:
     return opt_state._replace(average=jax.tree.map(jnp.copy, params))
 
 
-FREEZES = dict.fromkeys(("none", "backbone"))
+def is_of_backbone(path: str) -> bool:
+    """Returns whether a parameter is of no head, by the first part of its path."""
+    found = parts().get(path.partition("/")[0])
+    return found is None or not found.head
+
+
+# What keeps a parameter as it is.
+FREEZES: dict[str, Callable[[str], bool]] = {"none": lambda path: False, "backbone": is_of_backbone}
 
 
 def is_frozen(path: str, freeze: str) -> bool:
     """Returns whether `config.optimizer.freeze` keeps a parameter as it is."""
-    if freeze != "backbone":
-        return False
-    found = parts().get(path.partition("/")[0])
-    return found is None or not found.head
+    return FREEZES[freeze](path)
 
 
 def check_freeze(optimizer: Mapping[str, Any], params: PyTree, init_from: str) -> None:
@@ -393,16 +335,13 @@ def check_freeze(optimizer: Mapping[str, Any], params: PyTree, init_from: str) -
     `inference.pretrained` raises it where that model lacks a parameter to freeze.
     """
     freeze = optimizer["freeze"]
-    choose(FREEZES, freeze, field="config.optimizer.freeze")
-    if freeze == "none":
-        return
-    if not init_from:
-        raise BadInputError(
-            f"config.optimizer.freeze={freeze} would freeze random parameters; name a trained "
-            "model: --config.init_from=DIR"
-        )
-    if all(is_frozen(path, freeze) for path in param_names.path_names(params)):
-        raise BadInputError(f"config.optimizer.freeze={freeze} leaves no parameter to train")
+    frozen = choose(FREEZES, freeze, field=f"{WHERE}.freeze")
+    random = "would freeze random parameters; name a trained model: --config.init_from=DIR"
+    refuse_value(
+        f"{WHERE}.freeze={freeze}",
+        (freeze != "none" and not init_from, random),
+        (all(map(frozen, param_names.path_names(params))), "leaves no parameter to train"),
+    )
 
 
 def count_frozen(params: PyTree, freeze: str) -> int:
@@ -415,42 +354,35 @@ def count_frozen(params: PyTree, freeze: str) -> int:
 def stop_frozen(params: PyTree, freeze: str) -> PyTree:
     """Returns the parameters without gradients of the frozen ones, which are then not computed."""
     stop = jax.lax.stop_gradient
-    return param_names.map_with_path(
-        lambda path, x: stop(x) if is_frozen(path, freeze) else x, params
-    )
+    return map_with_path(lambda path, x: stop(x) if is_frozen(path, freeze) else x, params)
 
 
-def without_frozen(tx: optax.GradientTransformation, freeze: str) -> optax.GradientTransformation:
+def by_path(name_of: Callable[[str], str], **optimizers: Transformation) -> Transformation:
+    """Returns an optimizer that updates each parameter by the one that its path names."""
+    labels = partial(map_with_path, lambda path, _: name_of(path))
+    return optax.multi_transform(optimizers, labels)
+
+
+def without_frozen(tx: Transformation, freeze: str) -> Transformation:
     """Returns `tx` for the other parameters alone; the frozen ones have no update and no state."""
-
-    def labels(params: PyTree) -> PyTree:
-        name = lambda path, _: "frozen" if is_frozen(path, freeze) else "trained"  # noqa: E731
-        return param_names.map_with_path(name, params)
-
-    return optax.multi_transform({"trained": tx, "frozen": optax.set_to_zero()}, labels)
+    name_of = lambda path: "frozen" if is_frozen(path, freeze) else "trained"  # noqa: E731
+    return by_path(name_of, frozen=optax.set_to_zero(), trained=tx)
 
 
-def with_signs(tx: optax.GradientTransformation, rate: float) -> optax.GradientTransformation:
+def with_signs(tx: Transformation, rate: float) -> Transformation:
     """Returns `tx` for all but the routers' balancing biases b, for which b <- b - rate sign(g).
 
     Their gradient counts tokens (`nn.moe.losses.balance_bias_loss`): no schedule, moment or decay
     acts on it, and it is no part of the norm that clips the others.
     """
-
-    def signs(updates: PyTree, _: PyTree) -> PyTree:
-        return jax.tree.map(lambda g: -rate * jnp.sign(g), updates)
-
-    def labels(params: PyTree) -> PyTree:
-        name = lambda path, _: "sign" if param_names.is_balance_bias(path) else "other"  # noqa: E731
-        return param_names.map_with_path(name, params)
-
-    return optax.multi_transform({"sign": optax.stateless(signs), "other": tx}, labels)
+    signs = optax.stateless(lambda updates, _: jax.tree.map(lambda g: -rate * jnp.sign(g), updates))
+    return by_path(lambda path: "sign" if is_balance_bias(path) else "other", sign=signs, other=tx)
 
 
 def gradient_norm(gradients: PyTree) -> Array:
     """Returns the global norm of the loss's gradients, without the routers' balancing biases."""
     named = param_names.named_leaves(gradients)
-    return optax.tree.norm([g for path, g in named if not param_names.is_balance_bias(path)])
+    return optax.tree.norm([g for path, g in named if not is_balance_bias(path)])
 
 
 # How often steps run a parameter -> the divisor of its update.
@@ -461,19 +393,6 @@ TIED_RATES: dict[str, Callable[[int], float]] = {
 }
 
 
-def update_factors(
-    params: PyTree, section: Mapping, *, depth: int, places: Mapping[str, Sequence[int]]
-) -> PyTree:
-    """Returns the factor of each parameter's update: `layer_factors` over `tied_rate`'s."""
-    divisor = TIED_RATES[section["tied_rate"]]
-
-    def factor(path: str, of_layer: float) -> float:
-        return of_layer / divisor(len(places_in(places, path)) or 1)
-
-    of_layers = layer_factors(params, section["layer_decay"], depth=depth, places=places)
-    return param_names.map_with_path(factor, of_layers)
-
-
 def places_in(places: Mapping[str, Sequence[int]], path: str) -> Sequence[int]:
     """Returns the places at which blocks run a parameter; () outside of them."""
     first, *scopes = path.split("/")
@@ -482,14 +401,10 @@ def places_in(places: Mapping[str, Sequence[int]], path: str) -> Sequence[int]:
     return found if first == param_names.ENCODER else ()
 
 
-def layer_factors(
-    params: PyTree,
-    decay: float,
-    *,
-    depth: int,
-    places: Mapping[str, Sequence[int]] = MappingProxyType({}),
+def update_factors(
+    params: PyTree, section: Mapping, *, depth: int, places: Mapping[str, Sequence[int]] = NO_PLACES
 ) -> PyTree:
-    """Returns the factor of each parameter's learning rate, as BEiT's layer-wise decay sets it.
+    """Returns the factor of each parameter's update: layer-wise decay as in BEiT, over `tied_rate`.
 
     decay^(L + 1 - l): l = 0 for embeddings, i + 1 for block i, L + 1 for the rest (the last norm
     and the heads). Parameters that several blocks share have the mean exponent of these blocks; of
@@ -497,30 +412,23 @@ def layer_factors(
 
     Args:
       params: whose paths decide.
-      decay: in (0, 1].
+      section: `config.optimizer`; its `layer_decay` is in (0, 1].
       depth: L, number of blocks; names tell it only where blocks own something.
       places: see `build_optimizer`.
     """
-
+    decay, divisor = section["layer_decay"], TIED_RATES[section["tied_rate"]]
     above = {name for name, found in parts().items() if found.above} | {param_names.ENCODER}
 
     def factor(path: str, _: Any) -> float:
         first, second = (*path.split("/"), "")[:2]
+        run = places_in(places, path)
+        visits = len(run) or 1
         if first == param_names.ENCODER and second != param_names.NORM_OUT:
             block, _ = param_names.split_block_part(second)
-            run = places_in(places, path) or (range(depth) if block is None else [block])
+            run = run or (range(depth) if block is None else [block])
             layer = sum(run) / len(run) + 1
         else:
             layer = depth + 1 if first in above else 0
-        return decay ** (depth + 1 - layer)
+        return decay ** (depth + 1 - layer) / divisor(visits)
 
-    return param_names.map_with_path(factor, params)
-
-
-def scale_by_factors(factors: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
-    """Scales each update by its number in `factors(updates)`."""
-
-    def scale(updates: PyTree, _: PyTree) -> PyTree:
-        return jax.tree.map(lambda u, f: (u * f).astype(u.dtype), updates, factors(updates))
-
-    return optax.stateless(scale)
+    return map_with_path(factor, params)

@@ -10,7 +10,7 @@ from inference import reference_bert as reference
 from inference.our_bert import exported, our_outputs
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.exported import write_huggingface
+from widenet_jax.inference.exported import write_exported
 from widenet_jax.inference.pretrained import finetune_params, load_pretrained
 from widenet_jax.inference.pretrained_config import pretrained_sections
 from widenet_jax.text.weights.huggingface import from_huggingface_text, to_huggingface_text
@@ -193,7 +193,7 @@ def test_equal_outputs_with_transformers(
     assert_equal_texts(ours, theirs)
 
     stored = exported(params, section, task, tmp_path)
-    write_huggingface(epath.Path(tmp_path / "ours"), stored, place="ours")
+    write_exported(epath.Path(tmp_path / "ours"), stored, file_format="huggingface", place="ours")
     transformers = pytest.importorskip("transformers")
     again = getattr(transformers, cls).from_pretrained(tmp_path / "ours").eval()
     assert_equal_texts(ours, their_outputs(torch, again))

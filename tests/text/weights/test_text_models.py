@@ -14,7 +14,7 @@ from inference.our_bert import exported
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.config.files import from_json
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.exported import write_exported, write_huggingface
+from widenet_jax.inference.exported import write_exported
 from widenet_jax.inference.pretrained import Pretrained, load_pretrained
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.text.weights.huggingface import fit, from_huggingface_text
@@ -79,7 +79,7 @@ def test_an_export_of_each_task(task: str, tmp_path):
 def test_to_hugging_face_and_back(kind: str, tmp_path):
     """The parameters are equal, and so is what `pretrained` makes of the directory."""
     stored = model("masked_lm", tmp_path, kind)
-    write_huggingface(epath.Path(tmp_path / "hf"), stored, place="run")
+    write_exported(epath.Path(tmp_path / "hf"), stored, file_format="huggingface", place="run")
     section = from_json(stored.config["model"])
     found = load(tmp_path / "hf", section, stored.info)
     assert params_sha256(found) == params_sha256(stored.params)
@@ -105,7 +105,9 @@ def test_no_counterpart(tmp_path):
     ):
         stored = model("masked_lm", tmp_path, **change)
         with pytest.raises(BadInputError) as caught:
-            write_huggingface(epath.Path(tmp_path / "hf"), stored, place="run")
+            write_exported(
+                epath.Path(tmp_path / "hf"), stored, file_format="huggingface", place="run"
+            )
         assert str(caught.value).startswith(f"--format=huggingface: run holds {message}")
         assert str(caught.value).endswith("export it with --format=safetensors")
         assert not (tmp_path / "hf").exists()
