@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from widenet_jax.config.durations import Interval, to_interval, to_steps
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError, check_group, choose
-from widenet_jax.extensions import parameters_of, try_router
+from widenet_jax.extensions import guarded_task, parameters_of, try_parts
 from widenet_jax.nn.build import (
     build_model,
     count_parameters,
@@ -30,8 +30,6 @@ from widenet_jax.nn.build import (
     with_implementation,
 )
 from widenet_jax.nn.loop import draw_loops, places_of
-from widenet_jax.nn.module import build
-from widenet_jax.nn.settings import MoeSettings
 from widenet_jax.nn.stack_settings import parse_model
 from widenet_jax.optim.build import build_optimizer, check_freeze
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
@@ -108,8 +106,8 @@ def build_experiment(
     total_steps, eval_every, save_every = lengths(config, data_info)
     model = model_of(config, task, attention)
     check_batch(config, model, task, mesh)
-    params = parameter_shapes(model, input_spec(task))
-    try_parts(model)
+    with try_parts():
+        params = parameter_shapes(model, input_spec(task))
     check_freeze(config.optimizer, params, config.init_from)
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     sizes |= {"depth": model.depth, "total_steps": total_steps}
@@ -213,7 +211,8 @@ def build_task(config: ConfigDict, data_info: DataInfo) -> Task:
     Raises:
       BadInputError: unknown name, or a field out of range.
     """
-    return resolve(task_spec(config.task.name).task).build(config, data_info)
+    kind = resolve(task_spec(config.task.name).task)
+    return guarded_task(kind, config.task.name).build(config, data_info)
 
 
 def input_spec(task: Task) -> Shapes:
@@ -269,13 +268,6 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
                 f"{field}={size} must be a multiple of {unit}, such as {-(-size // unit) * unit}: "
                 f"whole groups of {task.unit} {groups}"
             )
-
-
-def try_parts(model: nn.Module) -> None:
-    """Raises BadInputError where a router of the user's gives no probabilities."""
-    if isinstance(moe := model.feed_forwards[model.ffn], MoeSettings):
-        router = build(moe).build_router(parent=None, name=None)
-        try_router(router, model.embed_dim)
 
 
 def init_state(

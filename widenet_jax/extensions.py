@@ -1,25 +1,28 @@
 """Guards of the parts that users add to tables, put on where a name is resolved.
 
-A guard names the file and the line where a part fails, and checks what it returns. `try_parts` runs
-them once on small random inputs before a run.
+A guard names the file and the line where a part fails, and checks what it returns: of routers,
+attention layers, feed-forwards, balance losses and tasks. `try_parts` runs those of a model once
+on random tokens before a run.
 """
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import DictKey
 
 from widenet_jax.config.imports import place_of
 from widenet_jax.errors import BadInputError, UnknownNameError, check_section
 from widenet_jax.param_names import BALANCE_BIAS
-from widenet_jax.specs import resolve
-from widenet_jax.typing import Array, PyTree, Routing
+from widenet_jax.specs import added, resolve
+from widenet_jax.typing import Array, FfnOutput, PyTree, Routing
 
 ROUTER = ("num_experts", "num_selected_experts", "kernel_init")  # the fields of every router
 
@@ -51,7 +54,7 @@ def router_class(moe: Any) -> type[nn.Module]:
         raise BadInputError(
             f"router {router.name} is called as router(x, mask, *, key, train): {error}"
         ) from None
-    return guarded_router(kind, moe)
+    return guarded(kind, f"router {router.name}", functools.partial(check_routing, moe))
 
 
 def parameters_of(variables: Mapping[str, PyTree]) -> PyTree:
@@ -72,75 +75,202 @@ def parameters_of(variables: Mapping[str, PyTree]) -> PyTree:
     return variables["params"]
 
 
-def guarded_router(kind: type[nn.Module], moe: Any) -> type[nn.Module]:
-    """Returns a subclass of a user's router that checks what it returns."""
-    where = f"router {moe.router.name}"
+def is_ours(part: Any) -> bool:
+    """Returns whether a class or a function is this project's, which needs no guard."""
+    return str(getattr(part, "__module__", "")).startswith("widenet_jax.")
 
-    def call(self: nn.Module, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
+
+def guard(function: Callable, where: str, check: Callable) -> Callable:
+    """Returns a user's function with a guard.
+
+    Args:
+      function: the user's.
+      where: what it is, which begins messages.
+      check: (where, what it returns, *its arguments) raises BadInputError.
+    """
+
+    def call(*args: Any, **how: Any) -> Any:
         try:
-            routing = kind.__call__(self, x, mask, key=key, train=train)
+            output = function(*args, **how)
         except BadInputError:
             raise
         except Exception as error:
-            file = inspect.getsourcefile(inspect.unwrap(kind.__call__)) or ""
+            code = inspect.unwrap(getattr(function, "func", function))  # of a partial
+            file = getattr(getattr(code, "__code__", None), "co_filename", "")
             raise BadInputError(f"{where} fails: {place_of(error, file)}") from error
-        check_routing(routing, mask.shape, moe)
-        if self.has_variable("params", BALANCE_BIAS) != (routing.balance_bias is not None):
-            raise BadInputError(
-                f"{where}: the parameter {BALANCE_BIAS} must be what it returns as "
-                f"Routing.{BALANCE_BIAS}; rename the one, or return the other"
-            )
-        return routing
+        check(where, output, *args)
+        return output
 
-    fields = {"__call__": nn.nowrap(call), "__module__": kind.__module__, "guard": where}
-    return type(kind.__name__, (kind,), fields)
+    return call
 
 
-def check_routing(routing: object, groups: tuple[int, int], moe: Any) -> None:
+def guarded(kind: type, where: str, check: Callable, method: str = "__call__") -> type:
+    """Returns a subclass of a user's class with a guard of one of its methods, see `guard`."""
+    call = nn.nowrap(guard(getattr(kind, method), where, check))
+    names = {method: call, "__module__": kind.__module__, "guard": where}
+    return type(kind.__name__, (kind,), names)
+
+
+@functools.cache  # equal modules are traced once, see `nn.build`
+def guarded_part(kind: type[nn.Module], place: str) -> type[nn.Module]:
+    """Returns the class of a user's attention or feed-forward with its guard.
+
+    Args:
+      kind: the class.
+      place: its section of the config.
+    """
+    check = functools.partial(check_branch, place == "config.model.attention")
+    return guarded(kind, f"{kind.__name__} of {place}", check)
+
+
+def guarded_loss(name: str, loss: Callable) -> Callable[[Routing, Array], Array]:
+    """Returns a balance loss, a user's with its guard."""
+    return loss if is_ours(loss) else guard(loss, f"loss {name}", check_balance_loss)
+
+
+def guarded_task(kind: type, name: str) -> type:
+    """Returns the class of a task, with a guard of the methods that are a user's."""
+    for method, check in (("loss", check_task_loss), ("evaluate", check_evaluation)):
+        if not is_ours(getattr(kind, method)):
+            kind = guarded(kind, f"task {name}: its method {method}", check, method)
+    return kind
+
+
+def check_array(what: str, array: Any, axes: str, shape: tuple, kind: Any = jnp.floating) -> None:
+    """Raises BadInputError unless a user's array has its shape and kind."""
+    found = list(array.shape) if hasattr(array, "dtype") else type(array).__name__
+    if found != list(shape):
+        raise BadInputError(f"{what} is {found}; must be [{axes}], here {list(shape)}")
+    if not jnp.issubdtype(array.dtype, kind):
+        must = "int32" if kind is jnp.integer else "float32"
+        raise BadInputError(f"{what} is {array.dtype}; must be {must}")
+
+
+def check_routing(moe: Any, where: str, routing: Any, router: Any, x: Array, mask: Array) -> None:
     """Raises BadInputError where a user's router returns other arrays than a `Routing`'s.
 
     Args:
-      routing: what it returns.
-      groups: G and S.
       moe: the settings of its layer.
+      where: begins messages.
+      routing: what it returns.
+      router: the module.
+      x: its tokens [G, S, D].
+      mask: [G, S].
     """
-    where, sizes = f"router {moe.router.name}", {"K": moe.num_selected_experts}
-    chosen, sizes["E"] = "E" if moe.router.experts_choose else "K", moe.num_experts
+    sizes = {"K": moe.num_selected_experts, "E": moe.num_experts}
+    chosen = "E" if moe.router.experts_choose else "K"
     if not isinstance(routing, Routing):
         raise BadInputError(f"{where} returns {type(routing).__name__}; return a Routing")
     last_axes = {"expert_index": chosen, "gate": chosen, "router_probs": "E", "router_logits": "E"}
     for field, last in last_axes.items():
-        array, shape = getattr(routing, field), (*groups, sizes[last])
-        if jnp.shape(array) != shape:
-            raise BadInputError(
-                f"{where}: {field} is {list(jnp.shape(array))}; must be [G, S, {last}], here "
-                f"{list(shape)}"
-            )
         kind = jnp.integer if field == "expert_index" else jnp.floating
-        if not jnp.issubdtype(array.dtype, kind):
-            must = "int32" if kind is jnp.integer else "float32"
-            raise BadInputError(f"{where}: {field} is {array.dtype}; must be {must}")
+        shape = *mask.shape, sizes[last]
+        check_array(f"{where}: {field}", getattr(routing, field), f"G, S, {last}", shape, kind)
     if moe.losses.get("load") and "load_probability" not in routing.extra:
         raise BadInputError(moe.without_load)
-
-
-def try_router(router: nn.Module, embed_dim: int) -> None:
-    """Raises BadInputError where a user's router, run on random tokens, gives no probabilities.
-
-    A run, which only traces its router, cannot see their values.
-    """
-    if not hasattr(router, "guard"):
-        return
-    x, mask = jax.random.normal(jax.random.key(0), (1, 16, embed_dim)), jnp.ones((1, 16), bool)
-    for key in (None, jax.random.key(1)):
-        run = functools.partial(
-            type(router).__call__, x=x, mask=mask, key=key, train=key is not None
+    if router.has_variable("params", BALANCE_BIAS) != (routing.balance_bias is not None):
+        raise BadInputError(
+            f"{where}: the parameter {BALANCE_BIAS} must be what it returns as "
+            f"Routing.{BALANCE_BIAS}; rename the one, or return the other"
         )
-        probs = nn.init_with_output(run, router)(jax.random.key(0))[0].router_probs
+
+
+def check_branch(attends: bool, where: str, output: Any, _: nn.Module, x: Array) -> None:
+    """Raises BadInputError where a user's attention or feed-forward returns another type."""
+    kind, what = (tuple, "(y, aux)") if attends else (FfnOutput, "an FfnOutput")
+    if not isinstance(output, kind) or (kind is tuple and len(output) != 2):
+        found = "an array" if hasattr(output, "dtype") else type(output).__name__
+        raise BadInputError(f"{where} returns {found}; return {what}")
+    y, aux = output if attends else (output.y, output.aux)
+    check_array(f"{where}: y", y, "B, T, D", x.shape)
+    if not aux:
+        return
+    whole = isinstance(aux, Mapping) and aux.keys() >= {"losses", "loss", "sums"}
+    if not whole or any(np.shape(loss) for loss in (aux["loss"], *aux["losses"].values())):
+        raise BadInputError(f"{where}: aux must be {{}} or have loss, losses, sums; losses scalar")
+
+
+def check_balance_loss(where: str, value: object, routing: Routing, mask: Array) -> None:
+    """Raises BadInputError unless a user's balance loss returns a number for each group."""
+    check_array(f"{where}: what it returns", value, "G", mask.shape[:1])
+
+
+def check_task_loss(where: str, output: object, *_: Any) -> None:
+    """Raises BadInputError unless a user's task returns a loss and `task.Metrics` with it."""
+    is_pair = isinstance(output, tuple) and len(output) == 2
+    if "loss" not in getattr(output[1] if is_pair else None, "means", {}):
+        raise BadInputError(f"{where} must return (loss, Metrics), with the loss in its means, too")
+    check_array(f"{where}: the loss", output[0], "", ())
+
+
+def check_evaluation(where: str, output: object, *_: Any) -> None:
+    """Raises BadInputError unless a user's task returns a `task.Evaluation`."""
+    if not hasattr(output, "rows"):
+        raise BadInputError(f"{where} returns {type(output).__name__}; return an Evaluation")
+
+
+@contextmanager
+def try_parts() -> Iterator[None]:
+    """Notes calls of users' parts while a model is traced, then runs each part on random tokens.
+
+    A run, which only traces its parts, cannot see their values. Lengths are the model's, which
+    fields of a part may have to fit. A user's balance loss is tried by its layer.
+
+    Raises:
+      BadInputError: a value is not finite, or a router's probabilities are no distribution.
+    """
+    calls: dict[str, tuple[nn.Module, tuple, dict]] = {}
+    losses = added("widenet_jax.nn.moe.losses", "LOSSES").items()
+    foreign = {name for name, loss in losses if not is_ours(loss)}
+
+    def note(run: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
+        weights = getattr(getattr(context.module, "settings", None), "losses", {})
+        whole = "config.model.moe" if foreign & weights.keys() else ""
+        where = getattr(context.module, "guard", whole)
+        if where and where not in calls and context.method_name == "__call__":
+            small = {"examples_per_group": 1} if where == whole else {}
+            calls[where] = context.module.clone(parent=None, **small), args, kwargs
+        return run(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        yield
+    for where, call in reversed(calls.items()):  # a router before its layer
+        for train in (False, True):
+            try_part(where, *call, train=train)
+
+
+def try_part(where: str, module: nn.Module, args: tuple, kwargs: dict, *, train: bool) -> None:
+    """Runs a module on random arrays like those of a call, whose batch is one example."""
+    key = jax.random.key(int(train))
+    B = getattr(module, "examples_per_group", 1) if train else 1
+
+    def like(x: Any) -> Any:
+        if not isinstance(x, jax.Array):
+            return x
+        shape = x.shape[0] * B, *x.shape[1:]
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            return jax.random.normal(key, shape, x.dtype)
+        return jnp.full(shape, x.dtype == bool, x.dtype)
+
+    # A router that stands apart is tried by itself.
+    given = {name: x for name, x in kwargs.items() if not isinstance(x, nn.Module | bool)}
+    args, given = jax.tree.map(like, (args, given))
+    given |= {"key": key} if train and "key" in given else {}
+    streams = dict.fromkeys(("params", "dropout", "router"), key)
+    # Not compiled as a whole, which takes longer than such a run.
+    output, _ = module.init_with_output(streams, *args, **given, train=train)
+    if isinstance(output, Routing):
+        probs = output.router_probs
         sums = probs.astype(jnp.float32).sum(axis=-1)
         if not (jnp.all(probs >= 0) and jnp.allclose(sums, 1, atol=0.01)):
             raise BadInputError(
-                f"{router.guard}: router_probs of a token must be a distribution over the experts, "
-                f"such as a softmax; the least is {probs.min():.3g}, the sum {sums.min():.3g} to "
+                f"{where}: router_probs of a token must be a distribution over the experts, such "
+                f"as a softmax; the least is {probs.min():.3g}, the sum {sums.min():.3g} to "
                 f"{sums.max():.3g}"
             )
+        return
+    y, aux = (output.y, output.aux) if isinstance(output, FfnOutput) else output
+    losses = (aux or {}).get("losses", {}).items()
+    for what, value in {"y": y, **{f"the loss {name}": loss for name, loss in losses}}.items():
+        if not jnp.isfinite(value).all():
+            raise BadInputError(f"{where}: {what} must be finite; for random tokens it is not")

@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
+from widenet_jax.extensions import guarded_part
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.settings import Settings
 from widenet_jax.nn.stack_settings import UserPart
@@ -83,10 +84,10 @@ def build(settings: Settings | UserPart, **place: Any) -> nn.Module:
     """Builds a layer; `place` is its parent and its name."""
     if not isinstance(settings, UserPart):
         return resolve(settings.module)(settings, **place)
-    fields = dict(settings.fields)
-    if issubclass(settings.kind, Module):
-        return settings.kind(**fields, **place)
-    known = {field.name for field in dataclasses.fields(settings.kind)}
+    fields, kind = dict(settings.fields), guarded_part(settings.kind, settings.place)
+    if issubclass(kind, Module):
+        return kind(**fields, **place)
+    known = {field.name for field in dataclasses.fields(kind)}
     fields["kernel_init"] = KernelInit(fields.get("kernel_init", ""), fields.pop("depth"))
     fields["dtype"] = DTYPES[fields.get("dtype", "float32")]
-    return settings.kind(**{k: v for k, v in fields.items() if k in known}, **place)
+    return kind(**{k: v for k, v in fields.items() if k in known}, **place)

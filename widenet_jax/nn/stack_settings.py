@@ -46,10 +46,12 @@ class UserPart:
     Attributes:
       kind: the class.
       fields: its fields, of its section and of the model.
+      place: the section.
     """
 
     kind: type
     fields: FrozenMap
+    place: str
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("kind", "fields"):  # while it is unpickled
@@ -151,7 +153,7 @@ class StackSettings:
         if issubclass(kind, Settings):
             return kind(**values)
         rules.check_values(place.removeprefix("config."), values)
-        return UserPart(kind, FrozenMap(values | {"depth": self.depth}))
+        return UserPart(kind, FrozenMap(values | {"depth": self.depth}), place)
 
     def rules(self) -> Iterator[rules.Row]:
         """Yields the rules over several fields."""

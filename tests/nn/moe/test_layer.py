@@ -11,7 +11,7 @@ from compiled import apply, init
 from reference import moe_group
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.extensions import parameters_of, try_router
+from widenet_jax.extensions import parameters_of, try_parts
 from widenet_jax.nn.moe.dispatch import DISPATCHERS
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.routers import ROUTERS
@@ -316,7 +316,8 @@ class Scores(Even):
 
 def tried(**fields: float) -> None:
     moe = layer(3, 2, router={"name": "scores", **fields})
-    try_router(moe.build_router(parent=None, name=None), D)
+    with try_parts():
+        init(moe, jnp.ones((2, 2, D)))
 
 
 @pytest.mark.parametrize(

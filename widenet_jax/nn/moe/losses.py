@@ -1,7 +1,8 @@
 """Losses that keep the experts in use: pure functions of a routing, weighted in the config.
 
 A loss is `f(routing, mask) -> [G]` float32, one number a group; a group without a real token is
-left out of the mean. `routing` has no slots yet. To add one: a function and an entry in `LOSSES`.
+left out of the mean. `routing` has no slots yet. To add one: a function and an entry in `LOSSES`;
+before a run a user's is tried on random tokens, and must be finite.
 
 Shazeer et al. 2017 and Csordás et al. 2023 take their statistics over the batch, WideNet over each
 token group: the field `over`.
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
+from widenet_jax.extensions import guarded_loss
 from widenet_jax.nn.moe.slots import choice_counts, pick, spread
 from widenet_jax.typing import Array, Routing
 
@@ -175,7 +177,7 @@ def balance_losses(
     )
     real = mask.any(axis=1)
     groups = jnp.maximum(real.sum(), 1)
-    per_group = {name: LOSSES[name](routing, mask) for name in weights}
+    per_group = {name: guarded_loss(name, LOSSES[name])(routing, mask) for name in weights}
     losses = {name: jnp.where(real, x, 0).sum() / groups for name, x in per_group.items()}
     total = sum((weights[name] * loss for name, loss in losses.items()), start=start)  # eq. 8
     return losses, total
