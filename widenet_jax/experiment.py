@@ -31,7 +31,7 @@ from widenet_jax.nn.build import (
 )
 from widenet_jax.nn.loop import draw_loops, places_of
 from widenet_jax.nn.module import build
-from widenet_jax.nn.settings import MoeSettings
+from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.stack_settings import parse_model
 from widenet_jax.optim.build import build_optimizer, check_freeze
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
@@ -273,9 +273,9 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
 
 def try_parts(model: nn.Module) -> None:
     """Raises BadInputError where a router of the user's gives no probabilities."""
-    if isinstance(moe := model.feed_forwards[model.ffn], MoeSettings):
-        router = build(moe).build_router(parent=None, name=None)
-        try_router(router, model.embed_dim)
+    layer = build(model.feed_forwards[model.ffn], parent=None)
+    if isinstance(layer, MoeLayer):  # or a user's, which inherits
+        try_router(layer.build_router(parent=None, name=None), model.embed_dim)
 
 
 def init_state(
