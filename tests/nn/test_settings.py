@@ -31,8 +31,8 @@ from widenet_jax.nn.settings import (
     SwitchHeadSettings,
     TopKMlpSettings,
 )
-from widenet_jax.nn.stack_settings import StackSettings, block_indices, parse_model
-from widenet_jax.specs import MODELS, ModelSpec
+from widenet_jax.nn.stack_settings import StackSettings, block_indices, check_model, parse_model
+from widenet_jax.specs import MODELS, TASKS, ModelSpec, TaskSpec
 from widenet_jax.typing import Routing
 
 MOE = MoeSettings(4, 4, 2, 1.2, 2.0, 2)
@@ -249,6 +249,15 @@ def test_the_router_of_an_inherited_layer_is_tried(monkeypatch: pytest.MonkeyPat
     model = build_model(section | {"ffn": "inherited", "inherited": own, "ffn_blocks": "all"})
     with pytest.raises(BadInputError, match="router_probs of a token must be a distribution"):
         try_parts(model)
+
+
+def test_a_user_s_task_may_decide_any_field(monkeypatch: pytest.MonkeyPatch):
+    section = model_section("widenet_tiny") | {"cls_token": "none"}
+    section.pop("patch_size")
+    monkeypatch.setitem(TASKS, "users", TaskSpec("users", "a:Task", "a:transforms", "a:example"))
+    check_model(section, "users", begun=lambda: False)
+    with pytest.raises(BadInputError, match=r"config.model.patch_size is missing"):
+        check_model(section, "classification", begun=lambda: False)
 
 
 PROGRAM = """

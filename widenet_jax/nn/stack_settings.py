@@ -15,7 +15,7 @@ from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
 from widenet_jax.nn.loop_settings import LoopSettings, parse_loop
 from widenet_jax.nn.moe.routers import ROUTERS, Router
 from widenet_jax.nn.settings import NO_FIELDS, AttentionSettings, FrozenMap, Settings, frozen
-from widenet_jax.specs import ModelSpec, model_spec, resolve
+from widenet_jax.specs import TASKS, ModelSpec, model_spec, resolve
 
 MODEL = "config.model"
 FACTS = ("routes", "mixes", "needs_memory", "takes_values")  # of a user's part, if it has them
@@ -283,18 +283,19 @@ def parse_model(model: Mapping[str, Any], **decided: int | str) -> StackSettings
     return made if isinstance(made, StackSettings) else made.stack
 
 
-def check_model(model: Mapping[str, Any], *, begun: Callable[[], bool]) -> None:
+def check_model(model: Mapping[str, Any], task: str, *, begun: Callable[[], bool]) -> None:
     """Checks a section `config.model` before there is a task, without JAX.
 
     Args:
       model: the section. A user's model is checked when it is built.
+      task: its name. A user's task may decide any field of the model, which is then built first.
       begun: tells whether this resumes a run, whose imported files may have the unknown name.
 
     Raises:
       BadInputError: as `parse_model`.
     """
     try:
-        if model_spec(model.get("name", "")).settings:
+        if isinstance(TASKS.get(task), str) and model_spec(model.get("name", "")).settings:
             parse_model(model)
     except UnknownNameError:
         if not begun():
