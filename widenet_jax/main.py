@@ -20,7 +20,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from widenet_jax.config import parser
-from widenet_jax.config.fields import described, without_effect
+from widenet_jax.config.fields import described, task_of, without_effect
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.config.imports import remember
 from widenet_jax.config.machine import keep_compiled
@@ -221,9 +221,11 @@ def main(argv: Sequence[str]) -> int:
             return print_fields(config, as_json=own.json)
         if own.max_seconds is not None:
             stop.after(own.max_seconds)
-        check_model(config.model, begun=config_file(own.workdir).exists)
+        alone = not (own.distributed or own.coordinator)
+        if alone:  # others would wait for a host that ends before it has joined them
+            check_model(config.model, task_of(config), begun=config_file(own.workdir).exists)
         logging.set_verbosity(logging.FATAL)  # Orbax logs tracebacks of errors reported below
-        if not (own.distributed or own.coordinator):  # of several hosts only the first one writes
+        if alone:  # of several hosts only the first one writes
             keep_compiled(os.environ)
         join_hosts(own, stop)
         import jax  # takes seconds

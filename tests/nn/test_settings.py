@@ -15,20 +15,26 @@ from small_runs import ROOT
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
+from widenet_jax.extensions import try_parts
 from widenet_jax.nn.attention import ATTENTIONS
-from widenet_jax.nn.build import build_model
+from widenet_jax.nn.block_settings import BlockSettings
+from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.nn.feed_forwards import FEED_FORWARDS
 from widenet_jax.nn.moe.layer import MoeLayer
+from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.nn.settings import (
     FullSettings,
     MlpSettings,
     MoeSettings,
     ProductKeySettings,
+    RelativeSettings,
     RouterSettings,
     SwitchHeadSettings,
     TopKMlpSettings,
 )
-from widenet_jax.nn.stack_settings import StackSettings, block_indices, parse_model
+from widenet_jax.nn.stack_settings import StackSettings, block_indices, check_model, parse_model
+from widenet_jax.specs import MODELS, TASKS, ModelSpec, TaskSpec
+from widenet_jax.typing import Routing
 
 MOE = MoeSettings(4, 4, 2, 1.2, 2.0, 2)
 TOP_K = TopKMlpSettings(8, activation="relu", num_active=3)
@@ -84,6 +90,7 @@ REFUSED = [
     (PRODUCT_KEY, {"query_dim": 5}, "query_dim=5 must be even: half of it is each sub-key's"),
     (FullSettings(2), {"rope": 1.5}, "attention.rope=1.5 must be between 0 and 1"),
     (FullSettings(2), {"implementation": "flash"}, "choose one of auto, xla, pallas, cudnn"),
+    (RelativeSettings(2), {"implementation": "cudnn"}, r"choose one of auto, xla, pallas \("),
     (SwitchHeadSettings(2), {"num_experts": 4, "num_selected_experts": 5}, "=5 must be between 1 "),
     (SwitchHeadSettings(2), {"num_experts": 0}, "attention.num_experts=0 must be"),
     (STACK, {"norm": "batch"}, "config.model.norm='batch' is unknown; choose one of layer, rms"),
@@ -118,6 +125,26 @@ def test_what_does_not_exist_or_fit_is_refused(settings: object, changes: dict, 
         dataclasses.replace(settings, **changes)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"attention": "full"}, {"attention": None}, {"loop": "1x3"}, {"moe": "x"}]
+)
+def test_what_is_no_section_is_refused(changes: dict):
+    ((name, value),) = changes.items()
+    with pytest.raises(BadInputError, match=f"config.model.{name}={value!r} must be a section"):
+        parse_model(model_section("widenet_tiny") | changes)
+
+
+def test_a_section_that_no_block_uses_may_contradict_itself():
+    section = model_section("widenet_tiny")
+    moe = section["moe"] | {"num_experts": 1}
+    settings = parse_model(section | {"ffn": "mlp", "moe": moe})  # as a run may have been trained
+    assert not settings.routes
+    with pytest.raises(BadInputError, match="num_selected_experts=2 must be between 1 and 1"):
+        dataclasses.replace(settings, ffn="moe")
+    with pytest.raises(BadInputError, match=r"config.model.moe.experts is unknown"):
+        parse_model(section | {"ffn": "mlp", "moe": moe | {"experts": 1}})
+
+
 def test_settings_are_plain_data():
     for settings in (MOE, STACK, IMAGES, LANGUAGE, TEXT):
         assert pickle.loads(pickle.dumps(settings)) == settings
@@ -146,6 +173,93 @@ def test_what_a_user_s_part_says_of_itself_counts(monkeypatch: pytest.MonkeyPatc
     assert (settings.feed_forwards["users"].width, settings.routes) == (3, False)
     with pytest.raises(BadInputError, match="4 does not fit 64"):
         build_model(model_section("widenet_tiny") | {"attention": {"name": "users"}})
+
+
+class Own(nn.Module):
+    """A user's part with a field that must be given, and an activation of its own."""
+
+    causal: bool
+    activation: str = "mish"
+
+    @nn.compact
+    def __call__(self, x: jax.Array, **how: object) -> tuple:
+        return x, {}
+
+
+def test_fields_of_a_user_s_part_mean_what_its_class_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ATTENTIONS, "own", Own)
+    monkeypatch.setitem(ATTENTIONS, "elsewhere", "not_installed:Attention")
+    attention = {"name": "own", "activation": "mish"}
+    settings = parse_model(model_section("tiny") | {"attention": attention})
+    assert (settings.attention.causal, settings.attention.activation) == (True, "mish")
+
+
+class Picky(BlockSettings):
+    """A user's model, which refuses a width of its own."""
+
+    embed_dim: int = 8
+
+    def check(self) -> None:
+        super().check()
+        self.check_attention(self.embed_dim)
+        if self.embed_dim == 6:
+            raise BadInputError("6 is refused")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"embed_dim": 6}, "6 is refused"),
+        ({"embed_dim": 7}, "num_heads=2 must divide config.model.embed_dim=7"),
+        ({"attention": {"name": "users"}}, "4 does not fit 8"),
+        ({"attention": {"name": "relative", "num_heads": 2}}, "tokens of this model see all"),
+    ],
+)
+def test_a_user_s_model_is_asked(changes: dict, line: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ATTENTIONS, "users", Users)
+    monkeypatch.setitem(MODELS, "picky", ModelSpec("picky", Picky))
+    section = {"name": "picky", "mlp_dim": 4, "loop": {"core": ((1, 2),)}}
+    section |= {"attention": {"name": "full", "num_heads": 2}}
+    assert build_model(section).depth == 2
+    with pytest.raises(BadInputError, match=line):
+        build_model(section | changes)
+
+
+class Inherited(MoeLayer):
+    """A user's feed-forward, which inherits."""
+
+
+class NoDistribution(nn.Module):
+    num_experts: int
+    num_selected_experts: int
+    kernel_init: object
+
+    @nn.compact
+    def __call__(self, x, mask, *, key, train):
+        logits = nn.Dense(self.num_experts)(x)
+        gate, index = jax.lax.top_k(logits, self.num_selected_experts)
+        return Routing(index, gate, logits, logits)
+
+
+def test_the_router_of_an_inherited_layer_is_tried(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(FEED_FORWARDS, "inherited", Inherited)
+    monkeypatch.setitem(ROUTERS, "none", NoDistribution)
+    section = model_section("widenet_tiny")
+    own = section["moe"] | {"router": {"name": "none"}, "losses": {"over": "group"}}
+    model = build_model(section | {"ffn": "inherited", "inherited": own, "ffn_blocks": "all"})
+    image = {"image": jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)}
+    wrong = pytest.raises(BadInputError, match="router_probs of a token must be a distribution")
+    with wrong, try_parts():
+        parameter_shapes(model, image)
+
+
+def test_a_user_s_task_may_decide_any_field(monkeypatch: pytest.MonkeyPatch):
+    section = model_section("widenet_tiny") | {"cls_token": "none"}
+    section.pop("patch_size")
+    monkeypatch.setitem(TASKS, "users", TaskSpec("users", "a:Task", "a:transforms", "a:example"))
+    check_model(section, "users", begun=lambda: False)
+    with pytest.raises(BadInputError, match=r"config.model.patch_size is missing"):
+        check_model(section, "classification", begun=lambda: False)
 
 
 PROGRAM = """

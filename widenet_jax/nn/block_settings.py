@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from widenet_jax.nn import rules
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.module import DTYPES, Module, module_of
-from widenet_jax.nn.stack_settings import StackSettings
+from widenet_jax.nn.module import DTYPES, Module, build, module_of
+from widenet_jax.nn.stack_settings import ModelSettings, StackSettings, attention_rules
 
 __all__ = ["DTYPES", "BlockSettings"]
 
@@ -34,6 +35,17 @@ class BlockSettings(Module):
     def settings(self) -> dict[str, StackSettings]:
         """Returns the arguments of `Blocks`."""
         return {"settings": self.stack}
+
+    def check(self) -> None:
+        """Refuses fields that do not fit each other; a model adds its own to `super().check()`."""
+        if isinstance(self.stack, ModelSettings):
+            self.check_attention(self.stack.embed_dim)
+
+    def check_attention(self, embed_dim: int) -> None:
+        """Refuses an attention that does not fit the model, whose blocks have a width D."""
+        rules.check_rules(attention_rules(self.stack, embed_dim))
+        if hasattr(self.stack.attention, "check"):  # a user's
+            build(self.stack.attention, parent=None).check(embed_dim)
 
     def summarize(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Turns the sums of a model's aux, added up over batches, into metrics."""

@@ -9,11 +9,11 @@ A model is a Linen module, built from `config.model` by `build_model`. Its contr
       aux      {} or {"losses": {name: [operations]}, "loss": [operations], "sums": {name:
                [operations, ...]}}: of the blocks' parts, see `feed_forwards`
 
-and, from `block_settings.BlockSettings`: the fields of its blocks; `summarize(sums)`, metrics from
-the sums of aux added up over batches; and `examples_per_group`, how many consecutive examples of a
-batch belong together. A model that is to have experts, or to be planned, also defines
-`num_tokens(input_spec)`, T of an example; and for a plan `outside_flops(input_spec)`, the FLOPs of
-an example outside the blocks.
+and, from `block_settings.BlockSettings`: the fields of its blocks; `check()`, which refuses fields
+that do not fit each other; `summarize(sums)`, metrics from the sums of aux added up over batches;
+and `examples_per_group`, how many consecutive examples of a batch belong together. A model that is
+to have experts, or to be planned, also defines `num_tokens(input_spec)`, T of an example; and for a
+plan `outside_flops(input_spec)`, the FLOPs of an example outside the blocks.
 
 Fields `unroll` and `remat` change neither the parameters nor the results, but the random numbers of
 dropout and noise. A caller that wants the intermediate results of single blocks
@@ -33,7 +33,6 @@ import numpy as np
 
 from widenet_jax.extensions import parameters_of
 from widenet_jax.nn.loop_settings import Counts, Tie
-from widenet_jax.nn.module import build
 from widenet_jax.nn.stack_settings import UserPart, read_model
 from widenet_jax.specs import resolve
 from widenet_jax.typing import PyTree, Shapes
@@ -42,11 +41,9 @@ from widenet_jax.typing import PyTree, Shapes
 def build_model(model: Mapping, **decided: int | str) -> nn.Module:
     """Builds the module of `config.model`; arguments and errors as of `parse_model`."""
     spec, made = read_model(model, **decided)
-    if isinstance(made, nn.Module):
-        return made
-    if hasattr(made.attention, "check"):  # a user's
-        build(made.attention).check(made.embed_dim)
-    return resolve(spec.module)(made)
+    module = made if isinstance(made, nn.Module) else resolve(spec.module)(made)
+    module.check()
+    return module
 
 
 def with_implementation(model: nn.Module, implementation: str) -> nn.Module:

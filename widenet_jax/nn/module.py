@@ -89,5 +89,6 @@ def build(settings: Settings | UserPart, **place: Any) -> nn.Module:
         return kind(**fields, **place)
     known = {field.name for field in dataclasses.fields(kind)}
     fields["kernel_init"] = KernelInit(fields.get("kernel_init", ""), fields.pop("depth"))
-    fields["dtype"] = DTYPES[fields.get("dtype", "float32")]
+    dtype = fields.get("dtype", "float32")
+    fields["dtype"] = DTYPES.get(dtype, dtype)  # a section of a user's may have another
     return kind(**{k: v for k, v in fields.items() if k in known}, **place)

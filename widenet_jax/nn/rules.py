@@ -189,14 +189,17 @@ def check_values(section: str, values: Mapping[str, Any]) -> None:
             check_range(field, value, *limits(rows[name], default))
 
 
+IMPLEMENTATION = "config.model.attention.implementation"
+KERNELS = ("auto", "xla", "pallas")  # of relative attention
+
+
 def attention_rules(attention: Any) -> Iterator[Row]:
     """Yields the rules of an attention layer."""
+    if attention.needs_memory:  # cuDNN has no kernel of it
+        choose(dict.fromkeys(KERNELS), attention.implementation, field=IMPLEMENTATION)
     A = getattr(attention, "num_experts", 1)
     if A > 1:
         yield between("attention.num_selected_experts", attention.num_selected_experts, 1, A)
-
-
-IMPLEMENTATION = "config.model.attention.implementation"
 
 
 def attend_rules(
@@ -427,10 +430,10 @@ def block_rules(rule: str | tuple[int, ...], depth: int, chosen: Any) -> Iterato
 
 
 def causal_rules(stack: Any, fits: list[str]) -> Iterator[Row]:
-    """Yields the rule of the attention of a model, where those in `fits` can be."""
+    """Yields the rule of an attention that a model cannot have, in place of those in `fits`."""
     field, tokens = "config.model.attention.name", "earlier" if stack.causal else "all"
     yield (
-        stack.attention_name not in fits,
+        True,
         f"{field}={stack.attention_name}: tokens of this model see {tokens} tokens; give "
         f"{field}={' or '.join(fits)}",
     )

@@ -15,7 +15,7 @@ from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
 from widenet_jax.nn.loop_settings import LoopSettings, parse_loop
 from widenet_jax.nn.moe.routers import ROUTERS, Router
 from widenet_jax.nn.settings import NO_FIELDS, AttentionSettings, FrozenMap, Settings, frozen
-from widenet_jax.specs import ModelSpec, model_spec, resolve
+from widenet_jax.specs import TASKS, ModelSpec, model_spec, resolve
 
 MODEL = "config.model"
 FACTS = ("routes", "mixes", "needs_memory", "takes_values")  # of a user's part, if it has them
@@ -128,10 +128,11 @@ class StackSettings:
             self.put("attention_name", section.pop("name", ""))
             kind = choose(ATTENTIONS, self.attention_name, field=f"{MODEL}.attention.name")
             self.put("attention", self.part(kind, section, place=f"{MODEL}.attention"))
-        parts = dict(self.feed_forwards)
+        parts, used = dict(self.feed_forwards), {self.ffn, *self.ffn_names()}
         for name, section in parts.items():
             place = MODEL if name == PLAIN else f"{MODEL}.{name}"
-            parts[name] = self.part(FEED_FORWARDS[name], section, place=place)
+            part = self.part(FEED_FORWARDS[name], section, place=place, used=name in used)
+            parts[name] = part
         self.put("feed_forwards", FrozenMap(parts))
         self.put("ffn_blocks", frozen(self.ffn_blocks))
         rules.check_rules(self.rules())
@@ -140,19 +141,26 @@ class StackSettings:
         """Sets a field to its parsed value."""
         object.__setattr__(self, name, value)
 
-    def part(self, kind: type | str, section: Any, *, place: str) -> Settings | UserPart:
-        """Returns the settings of a part of a block: `section`, or from it and common fields."""
+    def part(self, kind: type | str, section: Any, *, place: str, used: bool = True) -> Any:
+        """Returns the settings of a part of a block: `section`, or from it and common fields.
+
+        Of a part that no block uses, the section: its values need not fit each other.
+        """
         if not isinstance(section, Mapping):
             return section
         kind = resolve(kind)
         decided = {"causal": self.causal, "depth": self.depth}
         common = {field: getattr(self, of_model) for field, of_model in COMMON.items()}
         check_section(kind, section, place=place, decided=decided, common=common)
+        if not used:
+            return section
         fields = {field.name for field in fields_of(kind)}
         values = {k: v for k, v in (decided | common | dict(section)).items() if k in fields}
         if issubclass(kind, Settings):
             return kind(**values)
-        rules.check_values(place.removeprefix("config."), values)
+        # The others mean what the class says.
+        own = {name: values[name] for name in ("dropout", "kernel_init") if name in values}
+        rules.check_values(place.removeprefix("config."), own)
         return UserPart(kind, FrozenMap(values | {"depth": self.depth}), place)
 
     def rules(self) -> Iterator[rules.Row]:
@@ -211,19 +219,27 @@ class ModelSettings(StackSettings):
 
     def rules(self) -> Iterator[rules.Row]:
         yield from super().rules()
-        fits = [name for name in ATTENTIONS if fits_model(resolve(ATTENTIONS[name]), self.causal)]
-        yield from rules.causal_rules(self, fits)
-        if isinstance(self.attention, Settings):
-            yield from rules.width_rules(
-                self.attention, self.feed_forwards[self.ffn], self.embed_dim
-            )
+        yield from attention_rules(self, self.embed_dim)
 
 
-def fits_model(attention: type, causal: bool) -> bool:
-    """Returns whether a model may have an attention layer; `nn.attention` has the contract."""
+def attention_rules(stack: StackSettings, embed_dim: int) -> Iterator[rules.Row]:
+    """Yields the rules of a stack's attention in a model whose blocks have a width D."""
+    if not fits_model(stack.attention, stack.causal):
+        fits = [name for name in ATTENTIONS if fits_model(resolve(ATTENTIONS[name]), stack.causal)]
+        yield from rules.causal_rules(stack, fits)
+    if isinstance(stack.attention, Settings):
+        yield from rules.width_rules(stack.attention, stack.feed_forwards[stack.ffn], embed_dim)
+
+
+def fits_model(attention: Any, causal: bool) -> bool:
+    """Returns whether a model may have an attention, given its settings or its class.
+
+    `nn.attention` has the contract.
+    """
     if getattr(attention, "needs_memory", False):
         return causal
-    return not causal or hasattr(attention, "causal")
+    has_field = "causal" in getattr(attention, "__dataclass_fields__", ())
+    return not causal or has_field or hasattr(attention, "causal")
 
 
 def needs_memory(attention: Mapping[str, Any]) -> bool:
@@ -269,18 +285,19 @@ def parse_model(model: Mapping[str, Any], **decided: int | str) -> StackSettings
     return made if isinstance(made, StackSettings) else made.stack
 
 
-def check_model(model: Mapping[str, Any], *, begun: Callable[[], bool]) -> None:
+def check_model(model: Mapping[str, Any], task: str, *, begun: Callable[[], bool]) -> None:
     """Checks a section `config.model` before there is a task, without JAX.
 
     Args:
       model: the section. A user's model is checked when it is built.
+      task: its name. A user's task may decide any field of the model, which is then built first.
       begun: tells whether this resumes a run, whose imported files may have the unknown name.
 
     Raises:
       BadInputError: as `parse_model`.
     """
     try:
-        if model_spec(model.get("name", "")).settings:
+        if isinstance(TASKS.get(task), str) and model_spec(model.get("name", "")).settings:
             parse_model(model)
     except UnknownNameError:
         if not begun():
@@ -298,6 +315,10 @@ def read_model(model: Mapping[str, Any], **decided: int | str) -> tuple[ModelSpe
     sections = {name: fields.pop(name) for name in FEED_FORWARDS if name in fields}
     sections[PLAIN] = {"mlp_dim": fields.pop("mlp_dim")} if "mlp_dim" in fields else {}
     sections = {name: section for name, section in sections.items() if section is not None}
+    others = {name: fields[name] for name in ("loop", "attention") if name in fields}
+    for name, section in (others | sections).items():
+        if not isinstance(section, Mapping | LoopSettings | Settings | UserPart):
+            raise BadInputError(f"{MODEL}.{name}={section!r} must be a section of fields")
     kind = resolve(spec.settings or spec.module)
     check_section(kind, fields, place=MODEL, decided={*DECIDED, *decided})
     return spec, kind(feed_forwards=sections, **fields, **decided)
