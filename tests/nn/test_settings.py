@@ -1,6 +1,7 @@
 """Settings: plain data that refuse what does not exist or does not fit, however they are made."""
 
 import dataclasses
+import inspect
 import pickle
 import re
 import subprocess
@@ -287,12 +288,14 @@ def test_mistakes_are_told_without_jax():
 
 def test_the_example_of_the_layer_runs():
     """The lines of its docstring, with an x; each token has its K of E experts."""
-    lines = re.search(r"layer = MoeLayer\(.*?aux\[\"loss\"\]", MoeLayer.__doc__, re.DOTALL)[0]
+    lines = re.search(r"layer = MoeLayer\(.*?aux\[\"loss\"\]", inspect.getdoc(MoeLayer), re.DOTALL)[
+        0
+    ]
 
     def run(x: jax.Array) -> tuple:
         names = {"MoeLayer": MoeLayer, "jax": jax, "x": x, "task_loss": jnp.sum}
         names["key"] = jax.random.key(1)
-        exec(re.sub(r"\n {8}", "\n", lines), names)
+        exec(re.sub(r"\n {4}", "\n", lines), names)
         return names["output"], names["loss"]
 
     output, loss = jax.jit(run)(jnp.ones((4, 3, 8)))
