@@ -8,7 +8,7 @@ import numpy as np
 from widenet_jax.nn import rules
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.module import DTYPES, Module, build, module_of
-from widenet_jax.nn.stack_settings import ModelSettings, StackSettings, attention_rules
+from widenet_jax.nn.stack_settings import ModelSettings, StackSettings, fitting_rules
 
 __all__ = ["DTYPES", "BlockSettings"]
 
@@ -43,7 +43,7 @@ class BlockSettings(Module):
 
     def check_attention(self, embed_dim: int) -> None:
         """Refuses an attention that does not fit the model, whose blocks have a width D."""
-        rules.check_rules(attention_rules(self.stack, embed_dim))
+        rules.check_rules(fitting_rules(self.stack, embed_dim))
         if hasattr(self.stack.attention, "check"):  # a user's
             build(self.stack.attention, parent=None).check(embed_dim)
 

@@ -1,8 +1,8 @@
 """Rules over several fields of a model: whether settings break each, and what users are told then.
 
 A function returns the rows of one kind of settings, in the order in which mistakes are told;
-`check_rules` has the one raise. Limits and choices of a single field are in its row of
-configs/defaults.py.
+`check_rules` refuses the first one that is broken. Limits and choices of a single field are in its
+row of configs/defaults.py.
 """
 
 import dataclasses
@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from widenet_jax.config.fields import limits
 from widenet_jax.config.files import configs_module
-from widenet_jax.errors import BadInputError, UnknownNameError, check_fields, check_range, choose
+from widenet_jax.errors import (
+    BadInputError,
+    UnknownNameError,
+    check_fields,
+    check_range,
+    choose,
+    raise_first,
+)
 from widenet_jax.specs import added
 
 if TYPE_CHECKING:
@@ -26,9 +33,7 @@ OF_EXITS = "a language model without a memory (config.model.attention.name=full)
 
 def check_rules(rows: Iterable[Row]) -> None:
     """Raises BadInputError with the line of the first broken rule."""
-    for broken, line in rows:
-        if broken:
-            raise BadInputError(line)
+    raise_first(line for broken, line in rows if broken)
 
 
 def parse_section(kind: type, section: Mapping[str, Any], *, place: str) -> Any:
@@ -105,7 +110,7 @@ def stacked_loop_rules(stack: Any) -> Iterator[Row]:
     """Yields the rules of a loop and the stack of blocks that it runs.
 
     Args:
-      stack: `loop`, ..., as in `block_settings.BlockSettings`.
+      stack: `loop`, ..., as in `stack_settings.StackSettings`.
     """
     loop, size = stack.loop, stack.blocks_per_routing()
     yield (

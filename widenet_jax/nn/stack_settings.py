@@ -29,12 +29,8 @@ ATTENTION_FIELDS = {
     if isinstance(kind, type) and issubclass(kind, AttentionSettings)
 }
 ROUTER_FIELDS = {name: kind.fields for name, kind in ROUTERS.items() if isinstance(kind, Router)}
-DECIDED = (
-    "feed_forwards",
-    "causal",
-    "exits",
-    "attention_name",
-)  # by the model, no config sets them
+# Fields that the model decides; no config sets them.
+DECIDED = ("feed_forwards", "causal", "exits", "attention_name")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,10 +215,10 @@ class ModelSettings(StackSettings):
 
     def rules(self) -> Iterator[rules.Row]:
         yield from super().rules()
-        yield from attention_rules(self, self.embed_dim)
+        yield from fitting_rules(self, self.embed_dim)
 
 
-def attention_rules(stack: StackSettings, embed_dim: int) -> Iterator[rules.Row]:
+def fitting_rules(stack: StackSettings, embed_dim: int) -> Iterator[rules.Row]:
     """Yields the rules of a stack's attention in a model whose blocks have a width D."""
     if not fits_model(stack.attention, stack.causal):
         fits = [name for name in ATTENTIONS if fits_model(resolve(ATTENTIONS[name]), stack.causal)]
