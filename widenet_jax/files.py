@@ -20,7 +20,7 @@ from etils import epath
 
 from widenet_jax.errors import BadInputError, first_line, known_names, refuse, require
 
-SHIPPED = epath.Path(__file__).parent / "weights"  # exports that come with the package
+SHIPPED = epath.Path(__file__).parent / "inference" / "weights"  # exports, by name
 UNFINISHED = ".tmp"  # suffix of a file that is being written
 LOCK = ".lock"  # in a workdir, held while a process trains there
 
