@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from etils import epath
 from refusals import answered, refused, refuses
 
 import widenet_jax as wj
@@ -15,6 +16,7 @@ from configs import finetune
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.cli import analyze, evaluate, export, predict
 from widenet_jax.files import SHIPPED, find_model, shipped_models
+from widenet_jax.inference.exported import write_exported
 from widenet_jax.inference.pretrained import load_pretrained
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.inference.trained import read_model
@@ -46,6 +48,7 @@ def test_a_shipped_model_is_whole(name: str):
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(stored.params))
     card = (place / "README.md").read_text()
     assert params_sha256(stored.params) in card and "not compared" not in card
+    assert " with changes |" not in card  # the commit alone gives the same model
     for row in ("data", "command", "commit", "seed", "license", "in float16", "parameters"):
         assert f"\n| {row} | " in card, row
     experts = stored.config["model"]["ffn"] == "moe"
@@ -169,10 +172,7 @@ def test_float16_without_the_data_or_the_range(half: Path, digits_export: Path, 
     assert "| in float16 | not compared with" in (tmp_path / "half" / "README.md").read_text()
     model = read_model(str(digits_export))
     model.params["head"]["bias"][3] = 70_000
-    from widenet_jax.files import absolute
-    from widenet_jax.inference.exported import write_exported
-
-    write_exported(absolute(str(tmp_path / "large")), model, file_format="npz")
+    write_exported(epath.Path(tmp_path / "large"), model, file_format="npz")
     flags = (f"--workdir={tmp_path / 'large'}", f"--out={tmp_path / 'o'}", "--dtype=float16")
     assert "head/bias has numbers beyond 65,504" in refused(capsys, export.main, *flags)
 
