@@ -5,10 +5,10 @@ opened. What the project asks about a model, it asks them.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from widenet_jax.errors import BadInputError, UnknownNameError, check_fields, choose
+from widenet_jax.errors import BadInputError, UnknownNameError, check_section, choose, fields_of
 from widenet_jax.nn import rules
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
@@ -318,38 +318,3 @@ def read_model(model: Mapping[str, Any], **decided: int | str) -> tuple[ModelSpe
     kind = resolve(spec.settings or spec.module)
     check_section(kind, fields, place=MODEL, decided={*DECIDED, *decided})
     return spec, kind(feed_forwards=sections, **fields, **decided)
-
-
-def check_section(
-    kind: type, section: Mapping, *, place: str, decided: Collection[str], common: Collection = ()
-) -> None:
-    """Checks the names in a section of the config.
-
-    Args:
-      kind: the class that takes the fields, settings or a user's Linen module.
-      section: the fields.
-      place: the name of the section.
-      decided: fields that no config sets.
-      common: fields that it has from elsewhere where the section leaves them out.
-
-    Raises:
-      BadInputError: a field is unknown, or one without a default is missing.
-    """
-    if not dataclasses.is_dataclass(kind):
-        raise BadInputError(f"{place}: {kind!r} is not the class of a Linen module")
-    fields = {field.name: field for field in fields_of(kind)}
-    own = [name for name in fields if name not in {"parent", "name", *decided}]
-    check_fields(own, section, section=place)
-    given, none = {*section, *common}, dataclasses.MISSING
-    for name in own:
-        if name not in given and fields[name].default is fields[name].default_factory is none:
-            raise BadInputError(f"{place}.{name} is missing")
-
-
-def fields_of(kind: type) -> Iterator[dataclasses.Field]:
-    """Yields the fields of a class, and those of the settings that a module of ours holds."""
-    for field in dataclasses.fields(kind):
-        if field.name in ("stack", "settings"):
-            yield from dataclasses.fields(field.type)
-        else:
-            yield field
