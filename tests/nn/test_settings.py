@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -266,8 +267,10 @@ def test_a_user_s_task_may_decide_any_field(monkeypatch: pytest.MonkeyPatch):
 PROGRAM = """
 import sys
 from widenet_jax.main import main
-for field in sys.argv[1:]:
+mine, *fields = sys.argv[1:]
+for field in fields:
     assert main(["main", "--config=configs/digits.py", "--workdir=none", f"--config.{field}"]) == 2
+assert main(["main", f"--config={mine}", "--workdir=none"]) == 2
 assert "jax" not in sys.modules
 """
 MISTAKES = {
@@ -279,10 +282,22 @@ MISTAKES = {
 }
 
 
-def test_mistakes_are_told_without_jax():
-    program = [sys.executable, "-c", PROGRAM, *MISTAKES]
+MINE = """
+from configs import digits
+
+def get_config():
+    config = digits.get_config("widenet_tiny")
+    config.model.attention = {"name": "full", "num_heads": "4"}
+    return config
+"""
+
+
+def test_mistakes_are_told_without_jax(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(MINE)
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path / "mine.py"), *MISTAKES]
     errors = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True).stderr
-    for line, told in zip(errors.splitlines(), MISTAKES.values(), strict=True):
+    of_file = "config.model.attention.num_heads='4': this field needs a whole number, such as 12"
+    for line, told in zip(errors.splitlines(), [*MISTAKES.values(), of_file], strict=True):
         assert line.startswith("error: ") and told in line
 
 

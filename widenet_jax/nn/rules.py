@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from widenet_jax.config.fields import limits
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.errors import (
     BadInputError,
     between,

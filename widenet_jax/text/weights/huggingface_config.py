@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.config.names import ACTIVATIONS, activation_of
 from widenet_jax.errors import raise_first
 from widenet_jax.nn.loop_settings import parse_loop
