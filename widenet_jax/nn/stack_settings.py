@@ -119,11 +119,12 @@ class StackSettings:
         rules.check_values("model", vars(self))
         if self.ffn not in self.feed_forwards:
             raise BadInputError(f"{MODEL}.ffn={self.ffn} needs the section {MODEL}.{self.ffn}")
-        if isinstance(self.attention, Mapping):
-            section = dict(self.attention)
+        section = self.attention
+        if isinstance(section, Mapping):
+            section = dict(section)
             self.put("attention_name", section.pop("name", ""))
-            kind = choose(ATTENTIONS, self.attention_name, field=f"{MODEL}.attention.name")
-            self.put("attention", self.part(kind, section, place=f"{MODEL}.attention"))
+        kind = choose(ATTENTIONS, self.attention_name, field=f"{MODEL}.attention.name")
+        self.put("attention", self.part(kind, section, place=f"{MODEL}.attention"))
         parts, used = dict(self.feed_forwards), {self.ffn, *self.ffn_names()}
         for name, section in parts.items():
             place = MODEL if name == PLAIN else f"{MODEL}.{name}"
@@ -140,8 +141,10 @@ class StackSettings:
     def part(self, kind: type | str, section: Any, *, place: str, used: bool = True) -> Any:
         """Returns the settings of a part of a block: `section`, or from it and common fields.
 
-        Of a part that no block uses, the section: its values need not fit each other.
+        Of a part that no block uses, the section: its values need not fit each other. Settings that
+        this has made of a section follow the common fields as they are now.
         """
+        section = section if isinstance(section, Mapping) else vars(section).get("made_of", section)
         if not isinstance(section, Mapping):
             return section
         kind = resolve(kind)
@@ -153,11 +156,13 @@ class StackSettings:
         fields = {field.name for field in fields_of(kind)}
         values = {k: v for k, v in (decided | common | dict(section)).items() if k in fields}
         if issubclass(kind, Settings):
-            return kind(**values)
-        # The others mean what the class says.
-        own = {name: values[name] for name in ("dropout", "kernel_init") if name in values}
-        rules.check_values(place.removeprefix("config."), own)
-        return UserPart(kind, FrozenMap(values | {"depth": self.depth}), place)
+            made = kind(**values)
+        else:  # the others mean what the class says
+            own = {name: values[name] for name in ("dropout", "kernel_init") if name in values}
+            rules.check_values(place.removeprefix("config."), own)
+            made = UserPart(kind, FrozenMap(values | {"depth": self.depth}), place)
+        object.__setattr__(made, "made_of", frozen(section))  # no field: equal settings stay equal
+        return made
 
     def rules(self) -> Iterator[rules.Row]:
         """Yields the rules over several fields."""
