@@ -43,8 +43,8 @@ def load(
     """Opens a checkpoint of a run, or an exported model.
 
     Args:
-      place: a workdir; a directory that `scripts/export.py` wrote; or a directory with a BERT or
-        ALBERT of Hugging Face that fills masks.
+      place: a workdir; a directory that `scripts/export.py` wrote; the name of a model that comes
+        with the package; or a directory with a BERT or ALBERT of Hugging Face that fills masks.
       checkpoint: of a run: "last", the newest that is intact, "best" or a step; None: the last.
       imports: the files that registered parts of the model or the task, where they have moved.
 

@@ -257,6 +257,17 @@ def v4_line(most: int, keys: int) -> str:
     )
 
 
+def group_rules(x: Any, group: int, *, train: bool) -> Iterator[Row]:
+    """Yields the rules of the tokens that a layer of experts routes in groups of examples."""
+    yield x.ndim != 3, f"x is {list(x.shape)}; a layer of experts takes [B, T, D]"
+    B = x.shape[0]
+    yield (
+        B % group and (B > 1 or train),
+        f"x has {B} examples; must be a multiple of examples_per_group={group}, which are routed "
+        "together",
+    )
+
+
 def cudnn_rules(platform: str, dtype: str) -> Iterator[Row]:
     """Yields the rule of NVIDIA's kernel."""
     yield (
