@@ -21,8 +21,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from widenet_jax.config.files import configs_module
-from widenet_jax.config.imports import import_files
+from widenet_jax.config.imports import configs_module, import_files
 from widenet_jax.errors import BadInputError, check_fields, check_whole, naming_arguments
 from widenet_jax.inference.model_card import describe_model
 from widenet_jax.inference.pretrained import open_model

@@ -10,8 +10,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from widenet_jax.config.fields import override
-from widenet_jax.config.files import configs_module, from_json
-from widenet_jax.config.imports import import_remembered
+from widenet_jax.config.files import from_json
+from widenet_jax.config.imports import configs_module, import_remembered
 from widenet_jax.errors import BadInputError, raise_first, refuse
 from widenet_jax.files import absolute, find_model, may_replace, or_shipped, read_json
 from widenet_jax.specs import MODELS, model_spec, resolve, task_spec, task_specs
