@@ -6,7 +6,7 @@ PYTHONPATH=. python tests/config_page.py > docs/CONFIG.md
 from collections.abc import Mapping
 
 from widenet_jax.config.fields import field_of, named
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.run.tables import table_of
 from widenet_jax.specs import task_spec
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import optax
 
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.optim.build import build_optimizer
 
 USUAL = {name: row[0] for name, row in configs_module("defaults").RUN["optimizer"].items()} | {

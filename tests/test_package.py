@@ -70,6 +70,8 @@ def test_an_installed_package_trains_in_another_directory(tmp_path: Path):
         "import widenet_jax as wj, numpy as np; print(wj.__file__, wj.__version__, "
         "len(wj.load('run').predict([np.zeros((8, 8), np.uint8)], top=3)[0]))"
     )
+    offline = "import widenet_jax as wj; print(wj.load('widenet_tiny_digits'))"
+    assert "Model('widenet_tiny_digits', " in run(sys.executable, "-c", offline)
     file, *others = run(sys.executable, "-c", code).split()
     assert Path(file).is_relative_to(place) and others == [widenet_jax.__version__, "3"]
 

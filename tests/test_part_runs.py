@@ -96,7 +96,9 @@ def test_it_learns_resumes_with_the_same_bytes_and_moves(tmp_path: Path, name: s
         assert 0 < rate < 1
     run_here(eight, run=kind, devices=8, **fields, **shards)
     losses = [[row["loss"] for row in metrics_of(run)] for run in (one, eight)]
-    np.testing.assert_allclose(*losses, rtol=1e-3 if name in KINDS else 1e-4)
+    np.testing.assert_allclose(*(run[:8] for run in losses), rtol=1e-4)
+    # Later a token's two best experts may differ by less than rounding, and the runs part.
+    np.testing.assert_allclose(*losses, rtol=0.05 if name in KINDS else 1e-4)
     assert np.mean(losses[0][-3:]) < 0.9 * losses[0][0]
     if name == "balance bias":
         check_biases(*map(final_state, (one, eight)))

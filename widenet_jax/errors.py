@@ -164,10 +164,15 @@ def check_whole(name: str, value: object, *, least: int) -> None:
         raise BadArgumentError(name, value, f"must be a whole number of at least {least}")
 
 
+def between(field: str, value: float, low: float, high: float) -> tuple[bool, str]:
+    """Returns whether a number is out of its range, or NaN, and the line that tells so."""
+    line = f"{field}={value} must be between {low:.10g} and {high:.10g}"
+    return not low <= value <= high, line
+
+
 def check_range(field: str, value: float, low: float, high: float) -> None:
     """Raises BadInputError, naming the field, unless low <= value <= high; NaN always raises."""
-    problem = f"must be between {low:.10g} and {high:.10g}"
-    refuse_value(f"{field}={value}", (not low <= value <= high, problem))
+    raise_first(line for wrong, line in [between(field, value, low, high)] if wrong)
 
 
 def check_group(batch_size: int, group: int, *, field: str) -> None:
@@ -238,13 +243,16 @@ def reason_of(error: BaseException) -> str:
     return getattr(error, "strerror", None) or first_line(error)
 
 
-def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: str) -> None:
+def check_fields(
+    known: Collection[str], fields: Mapping[str, Any], *, section: str, advice: str = ""
+) -> None:
     """Checks that a section of the config holds only known fields.
 
     Args:
       known: the valid fields.
       fields: the section.
       section: its name in the config, for the message.
+      advice: ends the message.
 
     Raises:
       UnknownNameError: a field is unknown.
@@ -255,30 +263,47 @@ def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: 
             near = similar(name, known)
             meant = f"did you mean {near}? " if near else ""
             raise UnknownNameError(
-                f"{section}.{name} is unknown; {meant}{section} may have {listed}"
+                f"{section}.{name} is unknown; {meant}{section} may have {listed}{advice}"
             )
 
 
 def check_section(
-    module: type, fields: Mapping[str, Any], *, section: str, decided: Collection[str] = ()
+    kind: type,
+    section: Mapping[str, Any],
+    *,
+    place: str,
+    decided: Collection[str],
+    common: Collection[str] = (),
+    advice: str = "",
 ) -> None:
-    """Checks that a section of the config has the fields of a Linen module.
+    """Checks the names in a section of the config.
 
     Args:
-      module: the class that takes the fields.
-      fields: the section.
-      section: its name in the config, for the message.
-      decided: fields of the module that no config sets.
+      kind: the class that takes the fields, settings or a user's Linen module.
+      section: the fields.
+      place: the name of the section.
+      decided: fields that no config sets.
+      common: fields that it has from elsewhere where the section leaves them out.
+      advice: ends the message about an unknown field.
 
     Raises:
       BadInputError: a field is unknown, or one without a default is missing.
     """
-    if not dataclasses.is_dataclass(module):
-        raise BadInputError(f"{section}: {module!r} is not the class of a Linen module")
-    others = {"parent", "name", *decided}
-    own = {field.name: field for field in dataclasses.fields(module) if field.name not in others}
-    check_fields(own, fields, section=section)
-    for name, field in own.items():
-        has_default = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
-        if name not in fields and not has_default:
-            raise BadInputError(f"{section}.{name} is missing")
+    if not dataclasses.is_dataclass(kind):
+        raise BadInputError(f"{place}: {kind!r} is not the class of a Linen module")
+    fields = {field.name: field for field in fields_of(kind)}
+    own = [name for name in fields if name not in {"parent", "name", *decided}]
+    check_fields(own, section, section=place, advice=advice)
+    given, none = {*section, *common}, dataclasses.MISSING
+    for name in own:
+        if name not in given and fields[name].default is fields[name].default_factory is none:
+            raise BadInputError(f"{place}.{name} is missing")
+
+
+def fields_of(kind: type) -> Iterator[dataclasses.Field]:
+    """Yields the fields of a class, and those of the settings that a module of ours holds."""
+    for field in dataclasses.fields(kind):
+        if field.name in ("stack", "settings") and dataclasses.is_dataclass(field.type):
+            yield from dataclasses.fields(field.type)
+        else:
+            yield field

@@ -19,7 +19,7 @@ import numpy as np
 from jax.tree_util import DictKey
 
 from widenet_jax.config.imports import place_of
-from widenet_jax.errors import BadInputError, UnknownNameError, check_section
+from widenet_jax.errors import BadInputError, check_section
 from widenet_jax.param_names import BALANCE_BIAS
 from widenet_jax.specs import added, resolve
 from widenet_jax.typing import Array, FfnOutput, PyTree, Routing
@@ -41,10 +41,7 @@ def router_class(moe: Any) -> type[nn.Module]:
     if router.own_fields is not None:
         return resolve(kind.module)
     place = "config.model.moe.router"
-    try:
-        check_section(kind, router.fields, section=place, decided=ROUTER)
-    except UnknownNameError as error:
-        raise UnknownNameError(f"{error}; {router.advice}") from None
+    check_section(kind, router.fields, place=place, decided=ROUTER, advice=f"; {router.advice}")
     taken = {field.name for field in dataclasses.fields(kind)}
     if missing := [name for name in ROUTER if name not in taken]:
         raise BadInputError(f"router {router.name} lacks the field {missing[0]}")

@@ -18,8 +18,9 @@ from uuid import uuid4
 
 from etils import epath
 
-from widenet_jax.errors import BadInputError, first_line, refuse, require
+from widenet_jax.errors import BadInputError, first_line, known_names, refuse, require
 
+SHIPPED = epath.Path(__file__).parent / "inference" / "weights"  # exports, by name
 UNFINISHED = ".tmp"  # suffix of a file that is being written
 LOCK = ".lock"  # in a workdir, held while a process trains there
 
@@ -193,17 +194,43 @@ def warn_without_locks(reason: str) -> None:
     print(f"warning: {why}: {effect}", file=sys.stderr)
 
 
-def split_checkpoint(place: str) -> tuple[str, str]:
-    """Splits `WORKDIR@CHECKPOINT`; the second part is "last", "best", a step, or "" without one.
+def find_model(place: str) -> tuple[str, str]:
+    """Finds the model that a user names: its place, and its checkpoint.
 
-    A directory that exists, and whose own name ends like this, is taken as it is.
+    Splits `WORKDIR@CHECKPOINT`; the second part is "last", "best", a step, or "" without one. The
+    name of a model that comes with the package becomes its directory. A path that exists is taken
+    as it is, whether it ends like a checkpoint or is the name of such a model.
 
     Raises: as `absolute`.
     """
     match = re.fullmatch(r"(.+)@(last|best|\d+)", place)
-    if match is None:
-        return place, ""
-    return (place, "") if absolute(place).exists() else (match[1], match[2])
+    name, checkpoint = place, ""
+    if match and not absolute(place).exists():
+        name, checkpoint = match[1], match[2]
+    if name not in shipped_models():
+        return name, checkpoint
+    if (path := absolute(name)).exists():
+        tell_of_local(path)
+        return name, checkpoint
+    return str(SHIPPED / name), checkpoint
+
+
+def shipped_models() -> list[str]:
+    """Lists the names of the models that come with the package."""
+    return [path.name for path in matching(SHIPPED, "*")]
+
+
+@cache  # a command asks more than once
+def tell_of_local(path: epath.Path) -> None:
+    """Prints that a path is taken for a model that comes with the package."""
+    what = f"{path.name} is the local {path}, not the model that comes with widenet_jax"
+    print(f"note: {what}; for the latter rename that path", file=sys.stderr)
+
+
+def or_shipped(place: str) -> str:
+    """Returns what to add to a message about a place without a model; "" if none are shipped."""
+    names = shipped_models()
+    return f", or a model of widenet_jax by name: {known_names(place, names)}" if names else ""
 
 
 def write_bytes(path: epath.PathLike, data: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.typing import PyTree
 
 PathPredicate = Callable[[str], bool]
@@ -162,11 +162,8 @@ def check_axes(
     name: str, array: np.ndarray, axes: tuple[int, ...], *, source: str, kind: str
 ) -> None:
     """Raises BadInputError unless an array has one of these numbers of axes."""
-    if array.ndim not in axes:
-        raise BadInputError(
-            f"{source}: {name} has the shape {list(array.shape)}, as in no {kind}; download it "
-            "again"
-        )
+    problem = f"{name} has the shape {list(array.shape)}, as in no {kind}; download it again"
+    refuse(source, (array.ndim not in axes, problem))
 
 
 def torch_names(modules: Mapping[str, str]) -> dict[str, str]:

@@ -32,6 +32,7 @@ class Stored:
       info: of the data that it was trained on: class_names, pairs, tokenizer, vocab_size.
       step: the checkpoint's step.
       result: the run's `result.json`; empty if the run has not finished.
+      card: further rows of the model card, text by title.
     """
 
     params: PyTree
@@ -39,6 +40,7 @@ class Stored:
     info: Mapping[str, Any]
     step: int
     result: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    card: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     @property
     def class_names(self) -> tuple[str, ...]:

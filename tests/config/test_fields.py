@@ -1,5 +1,6 @@
 """Every field has a meaning, which --print_config and docs/CONFIG.md show."""
 
+import functools
 import itertools
 import json
 import re
@@ -19,6 +20,7 @@ from widenet_jax.config.fields import (
     override,
     rows_of,
     without_effect,
+    wrong_types,
 )
 from widenet_jax.config.files import NO_EXPERIMENTS, from_json, load_config
 from widenet_jax.main import main
@@ -103,3 +105,37 @@ def test_fields_of_a_flag_that_another_makes_idle_are_named(capsys: pytest.Captu
     flag = "--config.augment.eval_crop_fraction=0.5"
     assert main(["", "--config", f"{ROOT}/configs/digits.py", "--print_config", flag]) == 0
     assert f"{told}=squash" in capsys.readouterr().err
+
+
+# For each type of a field's default, values of another type.
+WRONG = {
+    bool: (None, "true", 1),
+    int: (None, "4", 1.5, True, [4]),
+    float: (None, "0.1", True, (0.1,)),
+    str: (None, 4, [1], {"a": 1}),
+    tuple: (None, 3, "(1, 2)"),
+    ConfigDict: (None, 4, "name", [1]),
+    type(None): (4, "name"),
+}
+
+FIRST_BLOCK = ("model.ffn_blocks", [1])  # may also be a list of blocks
+OF_TASKS = ("digits", "text_pretrain:widenet_16", "language_model:tiny", "glue:own", "squad:v2")
+
+
+@pytest.mark.parametrize("name", OF_TASKS)
+def test_a_value_of_another_type_is_told(name: str):
+    before = config_named(name).to_dict()
+    rows = rows_of(before["task"]["name"])
+    assert not list(wrong_types(ConfigDict(before)))
+    for field, value in fields_of(ConfigDict(before)):
+        config = ConfigDict(before, type_safe=False)
+        *sections, last = field.split(".")
+        section = functools.reduce(ConfigDict.__getitem__, sections, config)
+        may_be_empty = rows.get(field, (0,))[0] is None
+        for wrong in WRONG[type(value)]:
+            section[last] = wrong
+            lines = list(wrong_types(config))
+            if not (wrong is None and may_be_empty) and (field, wrong) != FIRST_BLOCK:
+                assert len(lines) == 1 and lines[0].startswith(f"config.{field}="), (field, wrong)
+            else:
+                assert not lines

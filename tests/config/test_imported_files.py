@@ -1,8 +1,10 @@
 """Files that register parts of their own, and those beside them."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_runs import ROOT
 
@@ -11,6 +13,7 @@ from widenet_jax.config.files import NO_EXPERIMENTS, load_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import file_sha256
 from widenet_jax.main import parse_flags
+from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.losses import LOSSES
 from widenet_jax.nn.moe.routers import ROUTERS
@@ -81,6 +84,25 @@ def test_parts_that_cannot_be_chosen(mine: Path, variant: str, field: str, messa
 def test_this_project_s_own_experiments_do_not_count():
     found = imports.with_files_beside(ROOT / "configs/imagenet.py")
     assert list(found) == [ROOT / "configs/imagenet.py"]
+
+
+def test_the_example_of_a_router_is_a_file_to_copy(mine: Path):
+    """Two tokens on two experts' vectors, of which the second is colder."""
+    shutil.copy(FILE, mine)
+    from_elsewhere = {name.split(".")[0] for name in imports.imported_names(mine.read_text())}
+    assert from_elsewhere == {"flax", "jax", "widenet_jax"}
+    chosen = flags(mine, "digits.py:widenet_tiny,router=cosine", "--config.model.moe.losses.even=1")
+    moe = parse_flags(chosen)[1].model.moe
+    router, even = ROUTERS.pop("cosine"), LOSSES.pop("even")
+    assert (moe.router.size, moe.losses.even) == (16, 1.0)
+    axes, mask = np.eye(2, dtype=np.float32), np.ones((1, 2), bool)
+    params = dict.fromkeys(("projection", "vectors"), axes)
+    params["log_temperature"] = np.log(np.float32([1, 0.5]))
+    module = router(2, 1, KernelInit(), size=2)
+    routing = module.apply({"params": params}, axes[None], mask, key=None, train=True)
+    assert routing.expert_index[0, :, 0].tolist() == [0, 1]
+    assert np.allclose(routing.router_logits[0], [[4, 0], [0, 8]], atol=1e-4)
+    assert even(routing, mask) == pytest.approx(1)  # before temperatures both are equally likely
 
 
 def test_which_config_files_are_remembered():

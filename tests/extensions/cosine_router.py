@@ -1,12 +1,16 @@
-"""A router with its own parameters and loss in one file, which is also a config."""
+"""A router with a temperature for each expert and a balance loss, in one file to copy.
+
+  python -m widenet_jax.main --import=tests/extensions/cosine_router.py \
+    --config=configs/digits.py:widenet_tiny,router=cosine --workdir=runs/cosine \
+    --config.model.moe.router.size=32 --config.model.moe.losses.even=0.01
+"""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from small_runs import small_config
 
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.moe.losses import LOSSES
+from widenet_jax.nn.moe.losses import LOSSES, token_mean
 from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.typing import Array, Routing
 
@@ -14,44 +18,48 @@ from widenet_jax.typing import Array, Routing
 class CosineRouter(nn.Module):
     """Router by the cosine between a projected token and a learned vector of each expert.
 
-    Its own field is `size`, of the projection; its own parameters `projection` and `experts`.
+    Attributes:
+      num_experts, num_selected_experts, kernel_init: of every router.
+      size: of the projection. Such own fields are `config.model.moe.router.size`.
     """
 
     num_experts: int
     num_selected_experts: int
     kernel_init: KernelInit
-    size: int
+    size: int = 16
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
-        draw = nn.initializers.normal(1.0)
-        projected = x @ self.param("projection", draw, (x.shape[-1], self.size))
-        experts = self.param("vectors", draw, (self.num_experts, self.size))
-        unit = lambda v: v / jnp.linalg.norm(v, axis=-1, keepdims=True)  # noqa: E731
-        logits = 4.0 * unit(projected) @ unit(experts).T
+        draw, (D, E) = nn.initializers.normal(1.0), (x.shape[-1], self.num_experts)
+        projection = self.param("projection", draw, (D, self.size))
+        vectors = self.param("vectors", draw, (E, self.size))
+        temperature = jnp.exp(self.param("log_temperature", nn.initializers.zeros, (E,)))
+        projected = jnp.matmul(x, projection, precision="highest")  # [G, S, size]
+        cosine = jnp.matmul(unit(projected), unit(vectors).T, precision="highest")  # [G, S, E]
+        logits = 4.0 * cosine / temperature
         probs = jax.nn.softmax(logits)
         gate, index = jax.lax.top_k(probs, self.num_selected_experts)
         return Routing(
-            expert_index=index.astype(jnp.int32),
+            expert_index=index,
             gate=gate * mask[..., None],
             router_probs=probs,
             router_logits=logits,
-            extra={"norm": jnp.linalg.norm(projected, axis=-1)},
+            extra={"cosine": cosine},  # for the loss below
         )
 
 
-def norm_loss(routing: Routing, mask: Array) -> Array:
-    """Computes the mean square distance of projected tokens' norms from 1, for each group."""
-    square = jnp.where(mask, (routing.extra["norm"] - 1) ** 2, 0)
-    return square.sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1)
+def unit(v: Array) -> Array:
+    """Divides vectors by their lengths."""
+    return v * jax.lax.rsqrt((v**2).sum(axis=-1, keepdims=True) + 1e-6)
 
 
-ROUTERS["cosine"], LOSSES["norm"] = CosineRouter, norm_loss
+def even_loss(routing: Routing, mask: Array) -> Array:
+    """Returns E * sum_i P_i^2 of each group, 1 where experts are equally likely on average.
+
+    P_i is expert i's mean probability before temperatures, which cannot lower the loss so.
+    """
+    P = token_mean(jax.nn.softmax(4.0 * routing.extra["cosine"]), mask)  # [G, E]
+    return P.shape[-1] * (P**2).sum(axis=-1)
 
 
-def get_config():
-    config = small_config()
-    with config.unlocked():
-        config.model.moe.router = {"name": "cosine", "size": 6}
-        config.model.moe.losses = {"load_balance": 0.01, "norm": 0.5, "over": "group"}
-    return config
+ROUTERS["cosine"], LOSSES["even"] = CosineRouter, even_loss

@@ -24,31 +24,43 @@ from widenet_jax.nn.moe.routers import ROUTERS
 
 pytestmark = pytest.mark.slow  # test_new_text_task.py imports what a run remembers, too
 FILE = Path(__file__).with_name("cosine_router.py")
+CONFIG = """
+
+from small_runs import small_config
+
+
+def get_config():
+    config = small_config()
+    with config.unlocked():
+        config.model.moe.router = {"name": "cosine", "size": 6}
+        config.model.moe.losses = {"load_balance": 0.01, "even": 0.5, "over": "group"}
+    return config
+"""
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Yields the workdir of a run whose config registers the router, and its file `mine.py`."""
+    """Yields the workdir of a run whose config, `mine.py` beside it, registers the router."""
     directory = tmp_path_factory.mktemp("cosine")
-    shutil.copy(FILE, directory / "mine.py")
+    (directory / "mine.py").write_text(FILE.read_text() + CONFIG)
     train_here(load_config(f"{directory}/mine.py"), directory / "run")
     yield directory / "run"
-    del ROUTERS["cosine"], LOSSES["norm"]  # for the tests after these in the same process
+    del ROUTERS["cosine"], LOSSES["even"]  # for the tests after these in the same process
     imports.IMPORTED.clear()
     imports.NAMED.clear()
 
 
 def test_trains_with_its_own_loss(run: Path):
     first, *_, last = metrics_of(run)
-    assert len(last["norm_loss"]) == 2  # both blocks route, with one shared router
+    assert len(last["even_loss"]) == 2  # both blocks route, with one shared router
     expected = first["cross_entropy"] + sum(
-        0.01 * balance + 0.5 * norm
-        for balance, norm in zip(first["load_balance_loss"], first["norm_loss"], strict=True)
+        0.01 * balance + 0.5 * even
+        for balance, even in zip(first["load_balance_loss"], first["even_loss"], strict=True)
     )
     assert first["loss"] == pytest.approx(expected, rel=1e-5)
-    assert sum(last["norm_loss"]) < sum(first["norm_loss"])  # the gradient reaches the parameters
+    assert sum(last["even_loss"]) < sum(first["even_loss"])  # the gradient reaches the parameters
     stored = [name for name in final_state(run) if "['moe']['router']" in name]
-    assert sum(name.startswith("params") for name in stored) == 2
+    assert sum(name.startswith("params") for name in stored) == 3
     assert np.allclose(np.sum(last["load"], axis=-1), 1)
 
 
@@ -89,7 +101,7 @@ def test_other_commands_import_what_the_run_remembers(
     assert len(lines) == 2
     for line, problem in zip(lines, ("has changed", "is not there"), strict=True):
         assert line.startswith(f"error: {exported} needs {file}, which") and problem in line
-    shutil.copy(FILE, run.parent / "mine.py")
+    shutil.copy(moved, run.parent / "mine.py")
     images = np.zeros((2, 8, 8), np.uint8)
     assert len(wj.load(run).predict(images, top=1)) == 2
 
@@ -113,8 +125,13 @@ def test_a_file_that_cannot_be_imported(
     assert line.startswith(f"error: --import={file}: ") and message in line
 
 
-def test_a_field_without_a_default_must_be_given(run: Path):
-    assert {"cosine", "norm"} <= ROUTERS.keys() | LOSSES.keys()
+def test_a_field_without_a_default_must_be_given(run: Path, monkeypatch: pytest.MonkeyPatch):
+    assert {"cosine", "even"} <= ROUTERS.keys() | LOSSES.keys()
+
+    class Sized(ROUTERS["cosine"], kw_only=True):
+        width: int
+
+    monkeypatch.setitem(ROUTERS, "sized", Sized)
     layer = MoeLayer(
         mlp_dim=4,
         num_experts=2,
@@ -122,7 +139,7 @@ def test_a_field_without_a_default_must_be_given(run: Path):
         capacity_factor=1.2,
         capacity_factor_eval=2.0,
         examples_per_group=2,
-        router={"name": "cosine"},
+        router={"name": "sized"},
     )
-    with pytest.raises(BadInputError, match=r"config\.model\.moe\.router\.size is missing"):
+    with pytest.raises(BadInputError, match=r"config\.model\.moe\.router\.width is missing"):
         init(layer, jnp.ones((2, 3, 5)))

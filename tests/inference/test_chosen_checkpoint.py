@@ -22,7 +22,7 @@ from widenet_jax.checkpoint.checkpoints import CHOICES, OF_LAST, load_checkpoint
 from widenet_jax.checkpoint.manifest import params_sha256, write_manifest
 from widenet_jax.cli import export, predict
 from widenet_jax.errors import BadInputError, RunFailedError
-from widenet_jax.files import split_checkpoint
+from widenet_jax.files import find_model
 from widenet_jax.inference.pretrained import load_pretrained
 from widenet_jax.inference.pretrained_config import pretrained_sections
 from widenet_jax.inference.trained import open_trained, read_model
@@ -145,16 +145,16 @@ def test_a_run_may_delete_the_best_while_it_is_read(
 
 
 def test_a_directory_may_end_like_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert split_checkpoint("runs/mine@best") == ("runs/mine", "best")
-    assert split_checkpoint("me@home/mine") == ("me@home/mine", "")
+    assert find_model("runs/mine@best") == ("runs/mine", "best")
+    assert find_model("me@home/mine") == ("me@home/mine", "")
     os.mkdir(tmp_path / "mine@best")
-    assert split_checkpoint(f"{tmp_path}/mine@best") == (f"{tmp_path}/mine@best", "")
+    assert find_model(f"{tmp_path}/mine@best") == (f"{tmp_path}/mine@best", "")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     refuses("gs://b/mine@120 needs the gcsfs package: pip inst", wj.load, "gs://b/mine@120")
     monkeypatch.setitem(sys.modules, "gcsfs", ModuleType("gcsfs"))
     with mock_epath(exists=lambda _, path: path == "gs://b/export@120"):
-        assert split_checkpoint("gs://b/export@120") == ("gs://b/export@120", "")
-        assert split_checkpoint("gs://b/mine@120") == ("gs://b/mine", "120")
+        assert find_model("gs://b/export@120") == ("gs://b/export@120", "")
+        assert find_model("gs://b/mine@120") == ("gs://b/mine", "120")
 
 
 def test_of_a_bucket_only_errors_of_access_ask_for_a_login(monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -21,6 +22,7 @@ from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.nn.feed_forwards import FEED_FORWARDS
+from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.nn.settings import (
@@ -266,8 +268,10 @@ def test_a_user_s_task_may_decide_any_field(monkeypatch: pytest.MonkeyPatch):
 PROGRAM = """
 import sys
 from widenet_jax.main import main
-for field in sys.argv[1:]:
+mine, *fields = sys.argv[1:]
+for field in fields:
     assert main(["main", "--config=configs/digits.py", "--workdir=none", f"--config.{field}"]) == 2
+assert main(["main", f"--config={mine}", "--workdir=none"]) == 2
 assert "jax" not in sys.modules
 """
 MISTAKES = {
@@ -279,10 +283,22 @@ MISTAKES = {
 }
 
 
-def test_mistakes_are_told_without_jax():
-    program = [sys.executable, "-c", PROGRAM, *MISTAKES]
+MINE = """
+from configs import digits
+
+def get_config():
+    config = digits.get_config("widenet_tiny")
+    config.model.attention = {"name": "full", "num_heads": "4"}
+    return config
+"""
+
+
+def test_mistakes_are_told_without_jax(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(MINE)
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path / "mine.py"), *MISTAKES]
     errors = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True).stderr
-    for line, told in zip(errors.splitlines(), MISTAKES.values(), strict=True):
+    of_file = "config.model.attention.num_heads='4': this field needs a whole number, such as 12"
+    for line, told in zip(errors.splitlines(), [*MISTAKES.values(), of_file], strict=True):
         assert line.startswith("error: ") and told in line
 
 
@@ -307,3 +323,28 @@ def test_a_router_by_its_name_and_the_scope_of_losses_by_default():
     settings = MoeSettings(8, 4, 2, 1.0, 1.0, 1, router="switch", losses={"z": 0.1})
     assert settings.router == RouterSettings("switch")
     assert settings.losses == {"over": "group", "z": 0.1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dropout": 0.3},
+        {"activation": "relu", "kernel_init": "switch"},
+        {"dtype": "bfloat16", "ffn_bias": False},
+        {"loop": parse_loop({"core": ((3, 1),)})},
+    ],
+)
+@pytest.mark.parametrize("variant", ["widenet_tiny", "vit_tiny", "tiny", "tiny,ffn=moe"])
+def test_parts_follow_a_changed_field_of_their_model(variant: str, change: dict):
+    """As if the section had it from the beginning; what a part's own section sets stays."""
+    section = model_section(variant)
+    changed = parse_model(section | change)
+    assert dataclasses.replace(parse_model(section), **change) == changed
+    assert build_model(section).clone(**change).stack == changed
+    again = pickle.loads(pickle.dumps(parse_model(section)))
+    assert dataclasses.replace(again, **change) == changed
+
+
+def test_settings_made_by_hand_stay_as_they_are():
+    stack = dataclasses.replace(STACK, attention=FullSettings(2, dropout=0.2), dropout=0.3)
+    assert (stack.attention.dropout, stack.feed_forwards["moe"]) == (0.2, MOE)

@@ -8,7 +8,7 @@ import optimizers
 import pytest
 from optimizers import USUAL
 
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.errors import BadInputError
 from widenet_jax.optim.build import OPTIMIZERS, decay_mask
 from widenet_jax.param_names import named_leaves

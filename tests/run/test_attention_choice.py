@@ -294,13 +294,39 @@ def test_cudnn_takes_what_models_give_it(name: str, monkeypatch):
     seen = {k: jnp.ones(v, dtypes[k]) if k in dtypes else v for k, v in CUDNN[name].items()}
     query = jnp.zeros((2, 512, 12, 64), jnp.bfloat16)
     run = lambda q: implementations.attend(q, q, q, implementation="cudnn", **seen)  # noqa: E731
-    assert jax.eval_shape(lambda q: jax.vjp(run, q)[1](q)[0], query).shape == query.shape
-    odd, seen = query[:, 1:], {k: v[:, 1:] if k in dtypes else v for k, v in seen.items()}
-    assert jax.eval_shape(run, odd).shape == odd.shape
-    with pytest.raises(BadInputError, match="cudnn: Unsupported sequence length Q 511"):
-        jax.eval_shape(lambda q: jax.vjp(run, q)[1](q)[0], odd)
+    for q in (query, query[:, 1:]):
+        seen = {k: v[:, -q.shape[1] :] if k in dtypes else v for k, v in seen.items()}
+        assert jax.eval_shape(lambda q: jax.vjp(run, q)[1](q)[0], q).shape == q.shape
     with pytest.raises(BadInputError, match=r"cudnn: The head dim .* got 20; use auto"):
         jax.eval_shape(run, query[:, 1:, :, :20])
+
+
+@pytest.mark.parametrize("name", CUDNN)
+def test_the_row_that_makes_tokens_even_changes_nothing(name: str, monkeypatch):
+    """With JAX's own products in place of the kernel, which runs on GPUs alone."""
+    plain = jax.nn.dot_product_attention
+    even = []
+
+    def products(query, *rest, implementation: str, **how):
+        assert implementation == "cudnn"
+        even.append(query.shape[1] % 2 == 0)
+        return plain(query, *rest, implementation="xla", **how)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", products)
+    monkeypatch.setattr(implementations, "platform", lambda: "gpu")
+    q, k, v, d_out = jax.random.normal(jax.random.key(0), (4, 2, 13, 3, 8)).astype(jnp.float16)
+    seen = {"causal": "causal" in name}
+    if "mask" in name or name == "both":
+        seen["mask"] = jnp.arange(13) < jnp.array([[13], [9]])
+    if name in ("segments", "both"):
+        seen["segment_ids"] = jnp.arange(13)[None] // jnp.array([[4], [7]])
+    found, expected = (
+        jax.vjp(partial(implementations.attend, implementation=of, **seen), q, k, v)
+        for of in ("cudnn", "xla")
+    )
+    arrays = ((out, *pull(d_out)) for out, pull in (found, expected))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=0.02, atol=0.02), *arrays)
+    assert even == [True]
 
 
 @pytest.mark.slow

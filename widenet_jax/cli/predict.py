@@ -34,7 +34,7 @@ from widenet_jax.config.parser import (
     show,
 )
 from widenet_jax.errors import BadArgumentError, BadInputError, raise_first
-from widenet_jax.files import absolute, is_remote, read_json, split_checkpoint, write_bytes
+from widenet_jax.files import absolute, find_model, is_remote, read_json, write_bytes
 from widenet_jax.run.tables import csv_text
 from widenet_jax.specs import TaskSpec, resolve, task_spec, task_specs
 
@@ -66,7 +66,7 @@ def parser_of(argv: Argv) -> Parser:
     named, _ = early.parse_known_args(argv)
     import_files(named.imports)
     if named.workdir:
-        place = absolute(split_checkpoint(named.workdir)[0]) / "config.json"
+        place = absolute(find_model(named.workdir)[0]) / "config.json"
         try:
             stored = read_json(place) if place.exists() else {}
         except Exception:
@@ -76,7 +76,8 @@ def parser_of(argv: Argv) -> Parser:
         if isinstance(stored, dict):
             import_remembered(stored, named.workdir)
     parser = Parser(__doc__, takes_fields=False)
-    text = "of a run, or an exported model; for --fill also a BERT or ALBERT of Hugging Face"
+    text = "of a run, an exported model, or the name of a shipped one; for --fill also a BERT or "
+    text += "ALBERT of Hugging Face"
     add_model_flags(parser, text)
     add = parser.add_argument
     add("--top", type=positive, default=5, metavar="N", help="classes, spans or words to name")

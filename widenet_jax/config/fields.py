@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.specs import PYTHON, TASKS, added, task_spec
 
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 EMPTY = "empty section"
 LOSSES = "model.moe.losses"  # weights of losses, also of those that imported files have added
+# Types that a value may have beside its default's, by that type or by the field.
+ALSO = {float: (int,), tuple: (list,), "model.ffn_blocks": (tuple, list)}
 LARGEST = 1e300  # of numbers without a limit: finite
 
 
@@ -240,7 +242,29 @@ def parse_value(field: str, text: str, current: Any) -> Any:
             return value
     except (KeyError, ValueError, SyntaxError):
         pass
+    raise BadInputError(f"--config.{field}={text}: {needed(current)}") from None
+
+
+def needed(example: Any) -> str:
+    """Returns what to tell of a value that is not of the type of an example."""
+    kind = type(example)
     wanted = TYPES[bool] if kind is bool else f"a {TYPES.get(kind, kind.__name__)}"
-    raise BadInputError(
-        f"--config.{field}={text}: this field needs {wanted}, such as {current}"
-    ) from None
+    return f"this field needs {wanted}, such as {example}"
+
+
+def wrong_types(config: ConfigDict) -> Iterator[str]:
+    """Yields a line for each value of another type than its field's row has.
+
+    A whole number may stand for a number, and a list for a tuple.
+    """
+    fields = dict(fields_of(config))
+    rows = rows_of(str(fields.get("task.name")))
+    sections = {name.rpartition(".")[0] for name in rows}
+    for name, value in fields.items():
+        default = rows.get(name, (value,))[0]
+        kinds = type(default), *ALSO.get(name, ALSO.get(type(default), ()))
+        if name in sections:
+            if not isinstance(value, ConfigDict) and not (value is None and name in rows):
+                yield f"config.{name}={value!r} must be a section of fields"
+        elif not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):
+            yield f"config.{name}={value!r}: {needed(default if default != '' else repr(default))}"

@@ -1,27 +1,22 @@
 """Loading configs from files and setting their fields from flags, without importing JAX."""
 
-import importlib.util
-import sys
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from widenet_jax.config.fields import wrong_types
 from widenet_jax.config.imports import (
     CONFIG_FILES,
     CONFIGS,
     errors_of_file,
-    find_configs_beside,
-    forget_configs,
+    import_file,
     import_remembered,
     registers_parts,
     remember,
-    spec_of,
 )
-from widenet_jax.errors import BadInputError, known_names, refuse
+from widenet_jax.errors import BadInputError, known_names, raise_first, refuse
 from widenet_jax.files import absolute, parse_json
 
 # Files of configs/ without a get_config() of an experiment.
@@ -32,7 +27,8 @@ def load_config(text: str) -> ConfigDict:
     """Returns the config that `FILE.py` or `FILE.py:ARGUMENT` names.
 
     Raises:
-      BadInputError: there is no such file, or its get_config() fails or returns no ConfigDict.
+      BadInputError: there is no such file, or its get_config() fails or returns no ConfigDict, or
+        a field has a value of another type.
     """
     name, colon, argument = text.partition(":")
     path, place = find_config(name), f"--config={text}"
@@ -44,6 +40,7 @@ def load_config(text: str) -> ConfigDict:
         config = import_file(path).get_config(*([argument] if colon else []))
     no_config = not isinstance(config, ConfigDict)
     refuse(place, (no_config, "its get_config() must return a ConfigDict"))
+    raise_first(f"{place}: {line}" for line in wrong_types(config))
     if registers_parts(Path(path)):
         remember(config, [path])
         CONFIG_FILES.add(str(Path(path).expanduser().resolve()))
@@ -101,15 +98,6 @@ def from_json(value: Any) -> Any:
     return tuple(map(from_json, value)) if isinstance(value, list) else value
 
 
-def import_file(path: str) -> ModuleType:
-    """Imports a config file as a module; `configs` is as `find_configs_beside` makes it."""
-    find_configs_beside(path)
-    spec = spec_of("config", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def defined_in(file: str, name: str, *, flag: str) -> Any:
     """Returns what a Python file that a flag names defines under a name.
 
@@ -120,14 +108,3 @@ def defined_in(file: str, name: str, *, flag: str) -> Any:
     refuse(f"{flag}={file}", (not is_python, "there is no such Python file"))
     with errors_of_file(file, f"{flag}={file}"):
         return getattr(import_file(file), name)
-
-
-@cache
-def configs_module(name: str) -> ModuleType:
-    """Imports a file of this project's configs/, such as "sizes", for use within the package."""
-    others = forget_configs()
-    try:
-        return import_file(str(CONFIGS / f"{name}.py"))
-    finally:
-        forget_configs()
-        sys.modules.update(others)

@@ -229,6 +229,26 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
         import_once(path, f"{place} needs {path}")
 
 
+def import_file(path: str) -> ModuleType:
+    """Imports a config file as a module; `configs` is as `find_configs_beside` makes it."""
+    find_configs_beside(path)
+    spec = spec_of("config", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def configs_module(name: str) -> ModuleType:
+    """Imports a file of this project's configs/, such as "sizes", for use within the package."""
+    others = forget_configs()
+    try:
+        return import_file(str(CONFIGS / f"{name}.py"))
+    finally:
+        forget_configs()
+        sys.modules.update(others)
+
+
 def registers_parts(file: Path) -> bool:
     """Returns whether a config file, or one beside it that it imports, can add parts."""
     return any(map(adds_parts, with_files_beside(file).values()))

@@ -217,7 +217,9 @@ def add_import_flag(parser: Parser) -> None:
     )
 
 
-def add_model_flags(parser: Parser, place: str = "of a run, or an exported model") -> None:
+def add_model_flags(
+    parser: Parser, place: str = "of a run, an exported model, or the name of a shipped one"
+) -> None:
     """Adds the flags that say which trained model a command takes, and --json.
 
     Args:

@@ -17,7 +17,7 @@ from widenet_jax.data.foreign import try_source
 from widenet_jax.data.labelled import LabelledImages, Subset, with_classes
 from widenet_jax.data.splits import SplitError, parse_slice, parts_of
 from widenet_jax.errors import BadInputError, raise_first, refuse
-from widenet_jax.files import TOKENIZER, may_replace, split_checkpoint
+from widenet_jax.files import TOKENIZER, find_model, may_replace
 from widenet_jax.specs import PYTHON, resolve, source_spec, task_spec
 
 WINDOWS_AT_ONCE = 64
@@ -120,7 +120,7 @@ def open_data(
     """
     data = dict(config.data)
     if data.get("tokenizer") == "":  # finetuning: the tokenizer of the model to start from
-        data["tokenizer"] = split_checkpoint(config.init_from)[0]
+        data["tokenizer"] = find_model(config.init_from)[0]
         begun = workdir is not None and workdir.exists() and not may_replace(workdir)
         if begun and (workdir / TOKENIZER).exists():
             data["tokenizer"] = str(workdir / TOKENIZER)

@@ -21,8 +21,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from widenet_jax.config.files import configs_module
-from widenet_jax.config.imports import import_files
+from widenet_jax.config.imports import configs_module, import_files
 from widenet_jax.errors import BadInputError, check_fields, check_whole, naming_arguments
 from widenet_jax.inference.model_card import describe_model
 from widenet_jax.inference.pretrained import open_model
@@ -44,8 +43,8 @@ def load(
     """Opens a checkpoint of a run, or an exported model.
 
     Args:
-      place: a workdir; a directory that `scripts/export.py` wrote; or a directory with a BERT or
-        ALBERT of Hugging Face that fills masks.
+      place: a workdir; a directory that `scripts/export.py` wrote; the name of a model that comes
+        with the package; or a directory with a BERT or ALBERT of Hugging Face that fills masks.
       checkpoint: of a run: "last", the newest that is intact, "best" or a step; None: the last.
       imports: the files that registered parts of the model or the task, where they have moved.
 

@@ -1,6 +1,6 @@
 """Exported models: plain files that other programs read without this package.
 
-params.safetensors or params.npz   every parameter by path, float32
+params.safetensors or params.npz   every parameter by path, float32 or float16
 config.json                        the run's configuration
 class_names.json  tokenizer.json   what the model needs of the data, as in the workdir
 export.json                        format version, step, SHA-256 of the parameters, results
@@ -101,8 +101,9 @@ def plain_files(model: Stored, place: str, file: str) -> dict[str, Any]:
 
 def record_of(model: Stored) -> dict[str, Any]:
     """Returns what both a model card and `export.json` have."""
-    sha256 = params_sha256(model.params)
-    return {"params_sha256": sha256, "step": model.step, "result": dict(model.result)}
+    record = {"dtype": jax.tree.leaves(model.params)[0].dtype.name, "step": model.step}
+    record |= {"result": dict(model.result), "card": dict(model.card)}
+    return record | {"params_sha256": params_sha256(jax.tree.map(as_float32, model.params))}
 
 
 def json_files(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +202,8 @@ def read_exported(directory: epath.Path) -> Stored:
     refuse(directory / file, (changed, told))
     config, *values = (read_json(directory / f"{name}.json") for name in ("config", *info))
     known = dict(zip(info, values, strict=True))
-    return Stored(params, config, known, record["step"], result=record["result"])
+    told = {"result": record["result"], "card": record.get("card", {})}
+    return Stored(params, config, known, record["step"], **told)
 
 
 # --- Flat files of named arrays. Pickled objects are refused, because they can run code.

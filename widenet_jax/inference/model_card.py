@@ -1,11 +1,13 @@
 """The model card of an exported model: architecture, training, results, use."""
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from widenet_jax.nn.loop_settings import parse_loop
-from widenet_jax.run.tables import primary_text, remark
+from widenet_jax.run.tables import primary_text, remark, routing_rows
 from widenet_jax.specs import model_spec, task_spec
 
 CARD = """# {title}
@@ -23,7 +25,7 @@ weight decay {optimizer[weight_decay]} |
 | seed | {config[seed]} |
 | step | {record[step]:,} |
 | SHA-256 of the parameters | {record[params_sha256]} |
-{results}
+{results}{more}
 {classes}
 ## Use
 
@@ -36,7 +38,7 @@ Run in a checkout of widenet_jax, with this directory as `DIR`:
 {inputs} `config.json` has the whole configuration of the run.
 """
 
-FILES = """`{params_file}` contains every parameter by path, in float32. Other programs read it
+FILES = """`{params_file}` contains every parameter by path, in {dtype}. Other programs read it
 without widenet_jax:
 
     {read_line}"""
@@ -76,7 +78,7 @@ def model_card(
         commands = (FINETUNE,)  # no command opens this layout as a workdir
     else:
         name, commands = record["params_file"], card.commands
-        files = FILES.format(params_file=name, read_line=READ_LINES[name])
+        files = FILES.format(params_file=name, dtype=record["dtype"], read_line=READ_LINES[name])
     kind = what.split(":")[0]
     # Names without directories: a published card should not show paths of the machine.
     dataset = f"{data['source']} {data.get('name') or PurePath(data['path']).name}".strip()
@@ -90,6 +92,7 @@ def model_card(
         start=PurePath(config["init_from"]).name or "scratch",
         record=record,
         results=results(record["result"]),
+        more="".join(f"\n| {title} | {text} |" for title, text in record["card"].items()),
         classes=f"\n## Classes\n\n{listed(names)}\n" if names else "",
         commands="\n".join(f"    {line}" for line in commands),
         files=files,
@@ -117,6 +120,20 @@ def describe_model(model: Mapping[str, Any]) -> str:
     return f"{family}: {', '.join(parts)}".format(**model)
 
 
+def origin(starts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns rows on the command and the code of a run, from the starts in environment.json."""
+    if not starts:
+        return {}
+    program, *words = starts[-1]["argv"]
+    shown = [re.sub(r"(?<==)(?:/|~|gs:)\S*/", "", word) for word in words]  # no directories
+    name = PurePath(program).name
+    name = "python -m widenet_jax.main" if name == "main.py" else name
+    found = {"command": f"`{' '.join([name, *map(shlex.quote, shown)])}`"}
+    states = [start["git"] for start in starts if start.get("git")]
+    codes = [of["commit"] + " with changes" * of["changed"] for of in states]
+    return found | ({"commit": ", ".join(dict.fromkeys(codes))} if codes else {})
+
+
 def results(result: Mapping[str, Any]) -> str:
     """Returns the rows on the run's final evaluation: parameters and primary metric."""
     if not result:
@@ -125,7 +142,8 @@ def results(result: Mapping[str, Any]) -> str:
     name = result["primary_metric"]["name"]
     metric = f"{result['split']} {name.replace('_', ' ')}"
     value = primary_text(result) + remark(name, result)
-    return f"| parameters | {applied} |\n| {metric} | {value} |"
+    rows = [("parameters", applied), (metric, value), *routing_rows(result)]
+    return "\n".join(f"| {title} | {text} |" for title, text in rows)
 
 
 def listed(names: Sequence[str]) -> str:

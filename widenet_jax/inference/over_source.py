@@ -25,6 +25,7 @@ from widenet_jax.inference.pretrained import other_tokens
 from widenet_jax.run.stopping import Stop, say
 from widenet_jax.run.summary import routing_means, unbeaten
 from widenet_jax.sharding import BATCH, build_mesh
+from widenet_jax.specs import resolve, task_spec
 from widenet_jax.task import Evaluation
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
@@ -120,7 +121,9 @@ def metrics_over_source(
     source, transform = opened or open_source(trained)
 
     info, stream = {**trained.info, **source.info}, stream_info(source, source)
-    task = build_task(trained.config, DataInfo(0, {}, info, stream))  # with this set's baseline
+    example = resolve(task_spec(trained.config.task.name).example)(trained.config, trained.params)
+    data_info = DataInfo(0, example, info, stream)
+    task = build_task(trained.config, data_info)  # with this set's baseline
     evaluate = partial(evaluate_batch, trained.model, trained.task)
     totals = totals_over_source(trained, evaluate, source, transform)
     metrics = trained.task.summarize(totals.sums, totals.rows, source)

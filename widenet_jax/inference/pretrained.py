@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError, first_line, raise_first
 from widenet_jax.files import absolute, is_remote, matching

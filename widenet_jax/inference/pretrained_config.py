@@ -10,10 +10,10 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from widenet_jax.config.fields import override
-from widenet_jax.config.files import configs_module, from_json
-from widenet_jax.config.imports import import_remembered
+from widenet_jax.config.files import from_json
+from widenet_jax.config.imports import configs_module, import_remembered
 from widenet_jax.errors import BadInputError, raise_first, refuse
-from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
+from widenet_jax.files import absolute, find_model, may_replace, or_shipped, read_json
 from widenet_jax.specs import MODELS, model_spec, resolve, task_spec, task_specs
 
 sizes = configs_module("sizes")
@@ -113,10 +113,10 @@ def pretrained_sections(place: str) -> Mapping[str, Any]:
     )
     if not place:
         raise BadInputError(f"config.model.name=pretrained {needs}")
-    file = config_file(split_checkpoint(place)[0])
+    file = config_file(find_model(place)[0])
     lacks = (
         "no config.json there; give the workdir of a training run, a directory that "
-        "scripts/export.py wrote, or one of Hugging Face's BERT or ALBERT; or "
+        f"scripts/export.py wrote, or one of Hugging Face's BERT or ALBERT{or_shipped(place)}; or "
     )
     refuse(f"config.init_from={place}", (not file.exists(), lacks + NAME_MODEL))
     content = read_json(file)

@@ -15,7 +15,7 @@ from widenet_jax.config.imports import import_remembered
 from widenet_jax.data.contract import OF_THE_RUN, DataInfo
 from widenet_jax.errors import raise_first, refuse
 from widenet_jax.experiment import build_task, input_spec, model_of
-from widenet_jax.files import absolute, is_text, read_object, split_checkpoint
+from widenet_jax.files import absolute, find_model, is_text, or_shipped, read_object
 from widenet_jax.inference.exported import RECORD, read_exported
 from widenet_jax.nn.attention.implementations import AUTO
 from widenet_jax.nn.build import parameter_shapes
@@ -86,13 +86,14 @@ def read_model(
 
     Raises: as `open_trained`.
     """
-    directory, named = split_checkpoint(place)
+    directory, named = find_model(place)
     path, which = absolute(directory), named or "last" if checkpoint is None else checkpoint
     is_export = (path / RECORD).exists()
     only_runs = "is an export, and only a run has checkpoints to choose from; leave the choice of"
+    of = place.removesuffix(f"@{named}")
     rows = (
         (checkpoint and named, f"{place} and --checkpoint={checkpoint} both name a checkpoint"),
-        (is_export and (checkpoint or named), f"{directory} {only_runs} {which} out"),
+        (is_export and (checkpoint or named), f"{of} {only_runs} {which} out"),
     )
     raise_first(f"{flag}={problem}" for wrong, problem in rows if wrong)
     if is_export:
@@ -102,7 +103,8 @@ def read_model(
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     found = load_checkpoint(path, sharding, which) if path.is_dir() else None
     where = "give the workdir of a training run, or a directory that scripts/export.py wrote"
-    refuse(f"{flag}={place}", (found is None, f"no finished checkpoint there; {where}"))
+    told = f"no finished checkpoint there; {where}{or_shipped(place)}"
+    refuse(f"{flag}={place}", (found is None, told))
     step, config = found.meta["step"], found.meta["config"]
     import_remembered(config, place)
     metric = resolve(task_spec(config["task"]["name"]).task).primary_metric_of(ConfigDict(config))

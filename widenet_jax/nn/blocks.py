@@ -21,7 +21,7 @@ from widenet_jax.typing import Array
 
 
 class Blocks(Module):
-    """A stack of blocks: x + attention(norm(x)), then x + ffn(norm(x)) (WideNet, eqs. 6 and 7).
+    """A stack of blocks: x + attention(norm(x)), then x + ffn(norm(x)) (WideNet, eq. 6).
 
     `loop` names the parameters of its parts; the last norm is `norm_out`. `norm_position` has other
     places of the norms.
@@ -115,7 +115,7 @@ class Blocks(Module):
                     how |= {"router": router} if router else {}
                     y, selection = (x, {"selection": y}) if peri else (y, {})
                     output = ffn(y, mask=mask, train=train, **how, **selection)
-                    x = x + scaled(output.y, step.scale)  # eq. 7
+                    x = x + scaled(output.y, step.scale)  # eq. 6
                     auxes.append(output.aux)
                     routings[step.index] = output.routing
                 x = parts.end(step, after("ffn", x))

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from widenet_jax.config.fields import limits
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.errors import (
     BadInputError,
-    UnknownNameError,
+    between,
     check_fields,
     check_range,
     choose,
@@ -56,15 +56,9 @@ def parse_section(kind: type, section: Mapping[str, Any], *, place: str) -> Any:
     return kind(**values)
 
 
-def between(field: str, value: float, low: float, high: float) -> Row:
-    """Returns the rule that a number, of the field config.model.FIELD, is in a range."""
-    line = f"config.model.{field}={value} must be between {low:.10g} and {high:.10g}"
-    return not low <= value <= high, line
-
-
 def loop_rules(loop: "LoopSettings") -> Iterator[Row]:
     """Yields the rules of a loop by itself."""
-    yield between("loop: the number of steps", loop.depth, 1, MOST_STEPS)
+    yield between("config.model.loop: the number of steps", loop.depth, 1, MOST_STEPS)
     yield (
         loop.start != "prelude" and loop.inject == "none",
         f"{LOOP}.start={loop.start} needs {LOOP}.inject=add or linear; without, the core sees "
@@ -204,7 +198,9 @@ def attention_rules(attention: Any) -> Iterator[Row]:
         choose(dict.fromkeys(KERNELS), attention.implementation, field=IMPLEMENTATION)
     A = getattr(attention, "num_experts", 1)
     if A > 1:
-        yield between("attention.num_selected_experts", attention.num_selected_experts, 1, A)
+        yield between(
+            "config.model.attention.num_selected_experts", attention.num_selected_experts, 1, A
+        )
 
 
 def attend_rules(
@@ -261,6 +257,17 @@ def v4_line(most: int, keys: int) -> str:
     )
 
 
+def group_rules(x: Any, group: int, *, train: bool) -> Iterator[Row]:
+    """Yields the rules of the tokens that a layer of experts routes in groups of examples."""
+    yield x.ndim != 3, f"x is {list(x.shape)}; a layer of experts takes [B, T, D]"
+    B = x.shape[0]
+    yield (
+        B % group and (B > 1 or train),
+        f"x has {B} examples; must be a multiple of examples_per_group={group}, which are routed "
+        "together",
+    )
+
+
 def cudnn_rules(platform: str, dtype: str) -> Iterator[Row]:
     """Yields the rule of NVIDIA's kernel."""
     yield (
@@ -311,7 +318,7 @@ def activation_rules(ffn: Any) -> Iterator[Row]:
 
 def top_k_rules(ffn: Any) -> Iterator[Row]:
     """Yields the rules of the feed-forward with the K largest hidden units."""
-    yield between("top_k_mlp.num_active", ffn.num_active, 1, ffn.mlp_dim)
+    yield between("config.model.top_k_mlp.num_active", ffn.num_active, 1, ffn.mlp_dim)
     yield (
         ffn.activation != "relu",
         "config.model.top_k_mlp keeps the largest of units that are not negative: set "
@@ -321,7 +328,7 @@ def top_k_rules(ffn: Any) -> Iterator[Row]:
 
 def product_key_rules(ffn: Any) -> Iterator[Row]:
     """Yields the rules of a product-key memory."""
-    yield between("product_key.knn", ffn.knn, 1, ffn.num_keys**2)
+    yield between("config.model.product_key.knn", ffn.knn, 1, ffn.num_keys**2)
     yield ffn.query_dim % 2, half_of("product_key.query_dim", ffn.query_dim)
 
 
@@ -333,10 +340,10 @@ def half_of(field: str, size: int) -> str:
 def moe_rules(moe: Any) -> Iterator[Row]:
     """Yields the rules of a mixture of experts."""
     router, losses = moe.router, moe.losses
-    yield between("moe.num_selected_experts", moe.num_selected_experts, 1, moe.num_experts)
+    place, name = "config.model.moe", router.name
+    yield between(f"{place}.num_selected_experts", moe.num_selected_experts, 1, moe.num_experts)
     check_losses(losses)
     yield from router_rules(router, moe.num_experts, moe.num_selected_experts)
-    place, name = "config.model.moe", router.name
     yield (
         router.experts_choose and moe.capacity_rule in (UNLIMITED, "literal"),
         f"{place}.capacity_rule={moe.capacity_rule}: with router.name={name} every expert would "
@@ -371,16 +378,13 @@ def router_rules(router: Any, E: int, K: int) -> Iterator[Row]:
         f"{place}.bias_balancing=true: this router balances each batch already; set false, or "
         f"{place}.name=sigmoid",
     )
-    try:
-        check_fields(own, fields, section=place)
-    except UnknownNameError as error:
-        raise UnknownNameError(f"{error}; {router.advice}") from None
+    check_fields(own, fields, section=place, advice=f"; {router.advice}")
     check_values("model.moe.router", fields)
     if router.name != "hierarchical":
         return
     E1, K1 = (fields.get(name, 2) for name in ("groups", "selected_groups"))
-    yield between("moe.router.groups", E1, 1, E)
-    yield between("moe.router.selected_groups", K1, 1, min(K, E1))
+    yield between(f"{place}.groups", E1, 1, E)
+    yield between(f"{place}.selected_groups", K1, 1, min(K, E1))
     yield (
         E % E1 or K % K1 or K // K1 > E // E1,
         f"{place}: groups={E1} must divide the {E} experts, and selected_groups={K1} the {K} "

@@ -5,10 +5,10 @@ opened. What the project asks about a model, it asks them.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from widenet_jax.errors import BadInputError, UnknownNameError, check_fields, choose
+from widenet_jax.errors import BadInputError, UnknownNameError, check_section, choose, fields_of
 from widenet_jax.nn import rules
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
@@ -119,11 +119,12 @@ class StackSettings:
         rules.check_values("model", vars(self))
         if self.ffn not in self.feed_forwards:
             raise BadInputError(f"{MODEL}.ffn={self.ffn} needs the section {MODEL}.{self.ffn}")
-        if isinstance(self.attention, Mapping):
-            section = dict(self.attention)
+        section = self.attention
+        if isinstance(section, Mapping):
+            section = dict(section)
             self.put("attention_name", section.pop("name", ""))
-            kind = choose(ATTENTIONS, self.attention_name, field=f"{MODEL}.attention.name")
-            self.put("attention", self.part(kind, section, place=f"{MODEL}.attention"))
+        kind = choose(ATTENTIONS, self.attention_name, field=f"{MODEL}.attention.name")
+        self.put("attention", self.part(kind, section, place=f"{MODEL}.attention"))
         parts, used = dict(self.feed_forwards), {self.ffn, *self.ffn_names()}
         for name, section in parts.items():
             place = MODEL if name == PLAIN else f"{MODEL}.{name}"
@@ -140,8 +141,10 @@ class StackSettings:
     def part(self, kind: type | str, section: Any, *, place: str, used: bool = True) -> Any:
         """Returns the settings of a part of a block: `section`, or from it and common fields.
 
-        Of a part that no block uses, the section: its values need not fit each other.
+        Of a part that no block uses, the section: its values need not fit each other. Settings that
+        this has made of a section follow the common fields as they are now.
         """
+        section = section if isinstance(section, Mapping) else vars(section).get("made_of", section)
         if not isinstance(section, Mapping):
             return section
         kind = resolve(kind)
@@ -153,11 +156,13 @@ class StackSettings:
         fields = {field.name for field in fields_of(kind)}
         values = {k: v for k, v in (decided | common | dict(section)).items() if k in fields}
         if issubclass(kind, Settings):
-            return kind(**values)
-        # The others mean what the class says.
-        own = {name: values[name] for name in ("dropout", "kernel_init") if name in values}
-        rules.check_values(place.removeprefix("config."), own)
-        return UserPart(kind, FrozenMap(values | {"depth": self.depth}), place)
+            made = kind(**values)
+        else:  # the others mean what the class says
+            own = {name: values[name] for name in ("dropout", "kernel_init") if name in values}
+            rules.check_values(place.removeprefix("config."), own)
+            made = UserPart(kind, FrozenMap(values | {"depth": self.depth}), place)
+        object.__setattr__(made, "made_of", frozen(section))  # no field: equal settings stay equal
+        return made
 
     def rules(self) -> Iterator[rules.Row]:
         """Yields the rules over several fields."""
@@ -318,38 +323,3 @@ def read_model(model: Mapping[str, Any], **decided: int | str) -> tuple[ModelSpe
     kind = resolve(spec.settings or spec.module)
     check_section(kind, fields, place=MODEL, decided={*DECIDED, *decided})
     return spec, kind(feed_forwards=sections, **fields, **decided)
-
-
-def check_section(
-    kind: type, section: Mapping, *, place: str, decided: Collection[str], common: Collection = ()
-) -> None:
-    """Checks the names in a section of the config.
-
-    Args:
-      kind: the class that takes the fields, settings or a user's Linen module.
-      section: the fields.
-      place: the name of the section.
-      decided: fields that no config sets.
-      common: fields that it has from elsewhere where the section leaves them out.
-
-    Raises:
-      BadInputError: a field is unknown, or one without a default is missing.
-    """
-    if not dataclasses.is_dataclass(kind):
-        raise BadInputError(f"{place}: {kind!r} is not the class of a Linen module")
-    fields = {field.name: field for field in fields_of(kind)}
-    own = [name for name in fields if name not in {"parent", "name", *decided}]
-    check_fields(own, section, section=place)
-    given, none = {*section, *common}, dataclasses.MISSING
-    for name in own:
-        if name not in given and fields[name].default is fields[name].default_factory is none:
-            raise BadInputError(f"{place}.{name} is missing")
-
-
-def fields_of(kind: type) -> Iterator[dataclasses.Field]:
-    """Yields the fields of a class, and those of the settings that a module of ours holds."""
-    for field in dataclasses.fields(kind):
-        if field.name in ("stack", "settings"):
-            yield from dataclasses.fields(field.type)
-        else:
-            yield field

@@ -36,7 +36,7 @@ import optax
 
 from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.errors import (
     BadInputError,
     check_fields,

@@ -6,6 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from widenet_jax.config.fields import wrong_types
 from widenet_jax.errors import raise_first
 
 
@@ -18,6 +19,8 @@ def _wrong_with(config: Any, on_evaluation: Any) -> Iterator[str]:
     if not isinstance(config, str | ConfigDict):
         kind = type(config).__name__
         yield f"config is {kind}; give a ConfigDict, or a file as configs/digits.py"
+    if isinstance(config, ConfigDict):
+        yield from wrong_types(config)
     try:
         inspect.signature(on_evaluation).bind(0, {})
     except (TypeError, ValueError) as error:

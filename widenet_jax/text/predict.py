@@ -15,7 +15,7 @@ import numpy as np
 from widenet_jax.corpus.tables import trimmed
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.data.sources import build_transforms
-from widenet_jax.errors import BadArgumentError, BadInputError
+from widenet_jax.errors import BadArgumentError, BadInputError, raise_first
 from widenet_jax.files import is_text
 from widenet_jax.run.stopping import say
 from widenet_jax.text.data.files import LINES, READERS, suffix_of
@@ -198,8 +198,7 @@ def reader(trained: Trained) -> Callable[..., dict[str, np.ndarray]]:
 
 def predict_classes(options: Namespace, trained: Trained) -> Predictions:
     """Classifies each --text, with its --pair, or each row of files."""
-    if odd := next(misused(options), None):
-        raise BadInputError(odd)
+    raise_first(misused(options))
     unreadable: list[str] = []
     rows = file_rows(options, trained, unreadable) if options.files else text_rows(options, trained)
     classify, encode = classifier(trained), trained.tokenizer.encode

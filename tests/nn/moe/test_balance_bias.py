@@ -9,7 +9,7 @@ from compiled import init
 from gradients import assert_gradients
 from moe_by_loops import ffn, sigmoid, softmax
 
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.nn.moe.layer import MoeLayer

@@ -250,6 +250,19 @@ def test_a_single_image_is_one_group_in_evaluation_only():
     assert apply(moe, params, x, train=False).y.shape == x.shape
 
 
+@pytest.mark.parametrize(
+    ("shape", "train", "line"),
+    [((3, T, D), False, "x has 3 examples; must be a multiple of examples_per_group=2"),
+     ((1, T, D), True, "x has 1 examples; must be a multiple of examples_per_group=2"),
+     ((2, D), False, r"x is \[2, 3\]; a layer of experts takes \[B, T, D\]")],
+)  # fmt: skip
+def test_examples_come_in_whole_groups(shape: tuple[int, ...], train: bool, line: str):
+    moe = layer(4, 2)
+    params = init(moe, jnp.ones((2, T, D)))
+    with pytest.raises(BadInputError, match=line):
+        apply(moe, params, jnp.ones(shape), train=train)
+
+
 def test_dropout_after_the_sum_takes_the_place_of_that_after_each_output():
     """One expert, all weights and the gate 1: hidden units 2 or 0, then 2.5 or 0."""
     layer = MoeLayer(1, 1, 1, 1.0, 1.0, 1, activation="relu", dropout=0.5, output_dropout=0.2)

@@ -230,7 +230,11 @@ def attend_cudnn(
     segment_ids: Array | None,
     causal: bool,
 ) -> Array:
-    """Computes attention by cuDNN's kernel on each device's share of the batch."""
+    """Computes attention by cuDNN's kernel on each device's share of the batch.
+
+    JAX trains the kernel for an even number of tokens alone: an odd one gets one more row,
+    hidden, which is cut off again.
+    """
     check_rules(cudnn_rules(platform(), query.dtype.name))
     B, T = query.shape[:2]
     # cuDNN wants a row for each query.
@@ -240,8 +244,16 @@ def attend_cudnn(
         visible = same if visible is None else same & visible
 
     def run(_: None, query: Array, key: Array, value: Array, visible: Array | None) -> Array:
-        how = {"mask": visible, "is_causal": causal, "scale": 1.0, "implementation": "cudnn"}
-        return jax.nn.dot_product_attention(query, key, value, **how)
+        how = {"is_causal": causal, "scale": 1.0, "implementation": "cudnn"}
+        if T % 2:
+            row = ((0, 0), (0, 1), (0, 0), (0, 0))
+            query, key, value = (jnp.pad(x, row) for x in (query, key, value))
+            if visible is not None:
+                visible = jnp.pad(visible, ((0, 0), (0, 0), (0, 1), (0, 1)))
+            elif not causal:  # where the last key is later than all queries
+                lengths = jnp.full(len(query), T, jnp.int32)
+                how |= {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
+        return jax.nn.dot_product_attention(query, key, value, mask=visible, **how)[:, :T]
 
     with refusals_of_cudnn():
         return on_each_device(run, None, query, key, value, visible)

@@ -18,6 +18,7 @@ from widenet_jax.nn.moe import slots
 from widenet_jax.nn.moe.dispatch import DISPATCHERS, method_of
 from widenet_jax.nn.moe.experts import build_experts
 from widenet_jax.nn.moe.losses import balance_losses
+from widenet_jax.nn.rules import check_rules, group_rules
 from widenet_jax.nn.settings import MoeSettings
 from widenet_jax.sharding import BATCH, constrain, platform
 from widenet_jax.typing import Array, Aux, FfnOutput, Routing
@@ -69,7 +70,9 @@ class MoeLayer(Module):
         `selection`, or x.
         aux is {} when following.
         """
-        s, (B, T, D) = self.settings, x.shape
+        s = self.settings
+        check_rules(group_rules(x, s.examples_per_group, train=train))
+        B, T, D = x.shape
         g = 1 if B == 1 and not train else s.examples_per_group
         mask = jnp.ones((B, T), bool) if mask is None else mask
         grouped = constrain(x.reshape(B // g, g * T, D), BATCH)  # [B, T, D] -> [G, S, D]

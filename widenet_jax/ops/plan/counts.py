@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.nn.build import (

@@ -17,7 +17,7 @@ from widenet_jax.corpus.tables import Columns, from_csv, from_tsv, read_bytes, r
 from widenet_jax.data.input_files import class_names, open_parquet, shards_text
 from widenet_jax.data.labelled import check_class_names
 from widenet_jax.data.splits import SplitError, check_part, parse_slice, parts_of, slice_of
-from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.errors import BadInputError, first_line, raise_first, refusing
 from widenet_jax.files import absolute, parse_json
 
 # Hugging Face and TFDS call the evaluation split validation, GLUE's files dev.
@@ -66,8 +66,7 @@ def find_files(path: str, name: str) -> list[epath.Path]:
         (not place.exists(), ": no such file or directory"),
         (name and not place.is_dir(), parts),
     )
-    if problem := next((text for wrong, text in rows if wrong), ""):
-        raise BadInputError(where + problem)
+    raise_first(where + problem for wrong, problem in rows if wrong)
     if not place.is_dir():
         return [place]
     stems = _splits_in(place)
@@ -142,12 +141,12 @@ def _from_json(file: epath.Path) -> Columns:
 
 def _from_parquet(file: epath.Path) -> Columns:
     """Reads parquet; integers that the `datasets` library has names for become these names."""
-    try:
-        with open_parquet(io.BytesIO(read_bytes(file)), file) as parquet:
-            table = parquet.read()
-            columns = table.to_pydict()
-    except UnicodeDecodeError as error:
-        raise BadInputError(f"{file}: holds a text that is not UTF-8 ({error})") from None
+    with (
+        refusing(f"{file}: holds a text that is not UTF-8", UnicodeDecodeError),
+        open_parquet(io.BytesIO(read_bytes(file)), file) as parquet,
+    ):
+        table = parquet.read()
+        columns = table.to_pydict()
     for name, values in columns.items():
         if known := class_names(table.schema.metadata, name):
             check_class_names(known, f"{file} column {name!r}")

@@ -20,7 +20,7 @@ from tokenizers import processors
 
 from widenet_jax import param_names
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, raise_first
 from widenet_jax.files import read_object
 from widenet_jax.text.data.sequences import tokenizer_info
 from widenet_jax.text.weights.huggingface_config import (
@@ -96,8 +96,7 @@ def from_huggingface_text(
         ours = {path: array for path, array in ours.items() if not path.startswith("mlm/")}
         ours["mlm/decoder"] = untied
     missing = (name for name, path in names.items() if path.startswith(NEEDED) and path not in ours)
-    if lacking := next(missing, None):
-        raise BadInputError(f"{source}: {lacking} is missing; download it again")
+    raise_first(f"{source}: {name} is missing; download it again" for name in missing)
     return flax.traverse_util.unflatten_dict(ours, sep="/")
 
 

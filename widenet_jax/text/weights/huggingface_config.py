@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from widenet_jax.config.files import configs_module
+from widenet_jax.config.imports import configs_module
 from widenet_jax.config.names import ACTIVATIONS, activation_of
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import raise_first
 from widenet_jax.nn.loop_settings import parse_loop
 
 # Their numbers: our field of the same value (or None), and the defaults of `BertConfig` and
@@ -92,8 +92,7 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any] |
         return None
     theirs = {"hidden_act": HIDDEN_ACT[kind], **DEFAULTS[kind]}
     theirs |= {name: value for name, value in config.items() if value is not None}
-    if odd := next(_mistakes(theirs, kind), None):
-        raise BadInputError(f"{source}: {odd}")
+    raise_first(f"{source}: {odd}" for odd in _mistakes(theirs, kind))
     # JSON may write a rate as 0.
     theirs |= {n: (float if n in RATES else int)(theirs[n]) for n in DEFAULTS[kind]}
     factorised = kind == "albert"
