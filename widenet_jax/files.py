@@ -230,7 +230,9 @@ def tell_of_local(path: epath.Path) -> None:
 def or_shipped(place: str) -> str:
     """Returns what to add to a message about a place without a model; "" if none are shipped."""
     names = shipped_models()
-    return f", or a model of widenet_jax by name: {known_names(place, names)}" if names else ""
+    if not names or place in names:  # a local path has taken the name
+        return ""
+    return f", or a model of widenet_jax by name: {known_names(place, names)}"
 
 
 def write_bytes(path: epath.PathLike, data: bytes) -> None:

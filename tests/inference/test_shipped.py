@@ -17,6 +17,7 @@ from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.cli import analyze, evaluate, export, predict
 from widenet_jax.files import SHIPPED, find_model, shipped_models
 from widenet_jax.inference.exported import write_exported
+from widenet_jax.inference.model_card import origin
 from widenet_jax.inference.pretrained import load_pretrained
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.inference.trained import read_model
@@ -192,3 +193,38 @@ def test_float16_without_the_data_or_the_range(half: Path, digits_export: Path, 
 def test_what_does_not_go_together(flags: tuple[str, ...], told: str, tmp_path: Path, capsys):
     words = (f"--workdir={NAME}", f"--out={tmp_path / 'o'}", *flags)
     assert told in refused(capsys, export.main, *words)
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [("--workdir=/tmp/a b/run", "--workdir=run"), ("--out=../../home/me/run", "--out=run"),
+     ("/home/me/kernel.json", "kernel.json"), ("--workdir=~/run", "--workdir=run"),
+     ("--config=configs/digits.py", "--config=configs/digits.py"),
+     ("--config.data.path=gs://bucket/set", "--config.data.path=set")],
+)  # fmt: skip
+def test_a_card_shows_no_places_of_a_machine(word: str, shown: str):
+    assert origin([{"argv": ["/x/main.py", word], "git": None}]) == {
+        "command": f"`python -m widenet_jax.main {shown}`"
+    }
+
+
+def test_a_card_follows_its_file(half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A bar or a line break ends no cell of its table; what is no table is refused."""
+    out = tmp_path / "whole"
+    assert export.main([f"--workdir={half}", f"--out={out}", "--license=a|b\nc"]) == 0
+    card = (out / "README.md").read_text()
+    assert r"| license | a\|b c |" in card
+    record = json.loads((out / "export.json").read_text())
+    (out / "export.json").write_text(json.dumps(record | {"card": ["a"]}))
+    capsys.readouterr()
+    flags = (f"--workdir={out}", f"--out={tmp_path / 'again'}")
+    assert "card ['a'] is not an object" in refused(capsys, export.main, *flags)
+
+
+def test_a_launch_looks_at_the_local_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = finetune.get_config("pretrained")
+    config.data.path, config.init_from = "/data", NAME
+    assert list(unreadable(config)) == []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).mkdir()
+    assert any(f"config.init_from={NAME} is relative" in line for line in unreadable(config))

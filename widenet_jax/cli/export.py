@@ -50,8 +50,8 @@ def export(options: Options) -> None:
     read = open_trained if chosen.opens else read_model
     model = read(place, checkpoint=options.checkpoint)
     card = model.card or origin(earlier_starts(absolute(find_model(place)[0]) / STARTS))
-    told = {"license": options.license} if options.license else {}
-    model = dataclasses.replace(model, card={**card, **told})
+    text = " ".join(options.license.replace("|", "\\|").split()) if options.license else ""
+    model = dataclasses.replace(model, card={**card, **({"license": text} if text else {})})
     if halves:
         from widenet_jax.inference.float16 import in_float16
 

@@ -195,15 +195,17 @@ def read_exported(directory: epath.Path) -> Stored:
     # A record must not name a file outside its directory.
     odd = file not in READ_LINES or not all(map(str.isidentifier, info))
     names = f"params_file {file!r} or one of {info} is not a name that an export has"
-    refuse(directory / RECORD, (odd, f"{names}; copy or export it again"))
+    card = record.get("card", {})
+    no_card = f"card {card!r} is not an object; copy or export it again"
+    told = f"{names}; copy or export it again"
+    refuse(directory / RECORD, (odd, told), (not isinstance(card, dict), no_card))
     params = flax.traverse_util.unflatten_dict(read_arrays(directory / file), sep="/")
     changed = params_sha256(params) != record["params_sha256"]
     told = "the parameters differ from the exported ones; copy or export it again"
     refuse(directory / file, (changed, told))
     config, *values = (read_json(directory / f"{name}.json") for name in ("config", *info))
     known = dict(zip(info, values, strict=True))
-    told = {"result": record["result"], "card": record.get("card", {})}
-    return Stored(params, config, known, record["step"], **told)
+    return Stored(params, config, known, record["step"], result=record["result"], card=card)
 
 
 # --- Flat files of named arrays. Pickled objects are refused, because they can run code.

@@ -125,10 +125,12 @@ def origin(starts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     if not starts:
         return {}
     program, *words = starts[-1]["argv"]
-    shown = [re.sub(r"(?<==)(?:/|~|gs:)\S*/", "", word) for word in words]  # no directories
+    # Directories say where a machine keeps its files.
+    shown = [re.sub(r"^(--[\w.]+=)?(?:/|~|gs:|\.\.?/).*/", r"\1", word) for word in words]
     name = PurePath(program).name
     name = "python -m widenet_jax.main" if name == "main.py" else name
-    found = {"command": f"`{' '.join([name, *map(shlex.quote, shown)])}`"}
+    command = " ".join([name, *map(shlex.quote, shown)])
+    found = {"command": f"`{command.replace('|', chr(92) + '|')}`"}
     states = [start["git"] for start in starts if start.get("git")]
     codes = [of["commit"] + " with changes" * of["changed"] for of in states]
     return found | ({"commit": ", ".join(dict.fromkeys(codes))} if codes else {})

@@ -232,28 +232,30 @@ def attend_cudnn(
 ) -> Array:
     """Computes attention by cuDNN's kernel on each device's share of the batch.
 
-    JAX trains the kernel for an even number of tokens alone: an odd one gets one more row,
-    hidden, which is cut off again.
+    JAX trains the kernel for an even number of tokens alone: an odd number of
+    queries or of keys gets one more row, hidden, which is cut off again.
     """
     check_rules(cudnn_rules(platform(), query.dtype.name))
-    B, T = query.shape[:2]
+    (B, Tq), Tk = query.shape[:2], key.shape[1]
     # cuDNN wants a row for each query.
-    visible = None if mask is None else jnp.broadcast_to(mask[:, None, None], (B, 1, T, T))
+    visible = None if mask is None else jnp.broadcast_to(mask[:, None, None], (B, 1, Tq, Tk))
     if segment_ids is not None:
         same = (segment_ids[:, :, None] == segment_ids[:, None])[:, None]
         visible = same if visible is None else same & visible
 
     def run(_: None, query: Array, key: Array, value: Array, visible: Array | None) -> Array:
         how = {"is_causal": causal, "scale": 1.0, "implementation": "cudnn"}
-        if T % 2:
-            row = ((0, 0), (0, 1), (0, 0), (0, 0))
-            query, key, value = (jnp.pad(x, row) for x in (query, key, value))
+        if Tq % 2 or Tk % 2:
+            rows = {"query_seq_lengths": Tq, "key_value_seq_lengths": Tk}
+            query, key, value = (
+                jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
+                for x in (query, key, value)
+            )
             if visible is not None:
-                visible = jnp.pad(visible, ((0, 0), (0, 0), (0, 1), (0, 1)))
+                visible = jnp.pad(visible, ((0, 0), (0, 0), (0, Tq % 2), (0, Tk % 2)))
             elif not causal:  # where the last key is later than all queries
-                lengths = jnp.full(len(query), T, jnp.int32)
-                how |= {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
-        return jax.nn.dot_product_attention(query, key, value, mask=visible, **how)[:, :T]
+                how |= {name: jnp.full(len(query), T, jnp.int32) for name, T in rows.items()}
+        return jax.nn.dot_product_attention(query, key, value, mask=visible, **how)[:, :Tq]
 
     with refusals_of_cudnn():
         return on_each_device(run, None, query, key, value, visible)

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.files import find_config
 from widenet_jax.errors import BadInputError, RunFailedError
-from widenet_jax.files import check_store, shipped_models
+from widenet_jax.files import SHIPPED, check_store, find_model
 from widenet_jax.ops.plan.topology import Topology
 
 REMOTE = "widenet_run"  # directory in the home directory of every worker
@@ -268,7 +268,7 @@ def unreadable(config: ConfigDict) -> Iterator[str]:
     """Yields, for each place that the config reads from and no worker can, what to do."""
     data = config.data
     places = {"data.path": data.path, "data.tokenizer": data.get("tokenizer", "")}
-    if config.init_from not in shipped_models():  # which are part of the code
+    if not find_model(config.init_from)[0].startswith(str(SHIPPED)):  # else a part of the code
         places["init_from"] = config.init_from
     for field, place in places.items():
         if place and not place.startswith(("gs://", "/")):
