@@ -34,6 +34,7 @@ from widenet_jax.errors import (
 )
 from widenet_jax.files import absolute
 from widenet_jax.inference.pretrained_config import config_file, set_fields
+from widenet_jax.nn.stack_settings import check_model
 from widenet_jax.run.stopping import Stop, end_process, say
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
@@ -220,8 +221,6 @@ def main(argv: Sequence[str]) -> int:
             return print_fields(config, as_json=own.json)
         if own.max_seconds is not None:
             stop.after(own.max_seconds)
-        from widenet_jax.nn.stack_settings import check_model  # --help does without
-
         alone = not (own.distributed or own.coordinator)
         if alone:  # others would wait for a host that ends before it has joined them
             check_model(config.model, task_of(config), begun=config_file(own.workdir).exists)
