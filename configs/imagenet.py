@@ -8,7 +8,7 @@ Recipe (Table 6; the authors' released code where the text is silent): 300 epoch
 RandAugment, cosine decay to 0. The paper used 256 TPUv3 cores with 16 images each, and routed those
 16 together.
 
-Cost: what the paper states, in TPUv3 core-days; docs/PERFORMANCE.md has our plans. Ours: not run.
+Cost: what the paper states, in TPUv3 core-days; our plans: docs/log/performance.md. Ours: not run.
 
 | variant                            | table   | params      | paper: top-1     | core-days |
 |------------------------------------|---------|-------------|------------------|-----------|
@@ -30,7 +30,7 @@ Cost: what the paper states, in TPUv3 core-days; docs/PERFORMANCE.md has our pla
 
 configs/sizes.py has the sizes and families as tables, configs/variants.py every option.
 More options: examples_per_group=1 (cheaper dispatch), capacity_factor, selected, ffn_blocks=last_2,
-preset=authors_code (what the released code does differently; see docs/DECISIONS.md).
+preset=authors_code (what the released code does differently; see docs/why/decisions.md).
 
 Data: ImageNet as an ArrayRecord set made by `scripts/prepare_data.py image_folder`; or
 option source=image_folder with --config.data.path=DIR (DIR/train/n01440764/*.JPEG, DIR/val/...);

@@ -40,7 +40,7 @@ mixture of experts, the K largest hidden units or product keys in every block.
 | wt_b      | 1024, 18, 16x64| 4110    | 32 x 128, 4  | 262.5M / 262.5M           |
 | e8        | 512, 12, 8x64  | 2053    | 16 x 128, 4  | 41.2M / 41.2M             |
 
-Plans for TPUs: docs/PERFORMANCE.md.
+Plans for TPUs: docs/log/performance.md.
 
 Test perplexity, e8 in bits a byte. Paper: one run each, no seeds. Ours: not run.
 
@@ -71,9 +71,9 @@ dropout: standard_dropout and switch_no_dropout need dropout=0.1. Dense widths o
 parameter_matched=true does so for the other dense models, whose printed widths are within 0.5% of
 it. variants.py has every option.
 
-Looped models, see docs/LOOPS.md: moeut_44m to moeut_1b (MoEUT), and tying with the options loop and
-tie ("Tying the Loop"), at their published sizes and rates. Ours: not run. As released, but for
-(docs/LOOPS.md has all):
+Looped models, see docs/howto/loops.md: moeut_44m to moeut_1b (MoEUT), and tying with the options
+loop and tie ("Tying the Loop"), at their published sizes and rates. Ours: not run. As released, but for
+(docs/howto/loops.md has all):
 
 | recipe | what differs from the released code                             | theirs / ours     |
 |--------|------------------------------------------------------------------|-------------------|
@@ -84,7 +84,7 @@ tie ("Tying the Loop"), at their published sizes and rates. Ours: not run. As re
 | tying  | initial attention, wi and wg, wo, router, embedding              | 0.41, 0.47, 1.9,  |
 |        |                                                                  | 0.56, 0.10        |
 | tying  | losses over 64 sequences, as accumulation_steps=4 does; ours 256 | none              |
-| tying  | Muon in bfloat16, without bias correction (docs/NUMERICS.md)     | 1 after 50 steps  |
+| tying  | Muon in bfloat16, without bias correction (docs/why/numerics.md) | 1 after 50 steps  |
 """
 
 from ml_collections import ConfigDict
@@ -154,7 +154,7 @@ def get_config(variant: str = "wt_s") -> ConfigDict:
             config.data.update(path="data/bytes", max_length=128)
             config.update(batch_size=8, evaluation={"batch_size": 8})
             config.update(duration="1000 steps", evaluation={"every": "1000 steps"})
-            # By width, each the best of a pilot (docs/LOOPS.md).
+            # By width, each the best of a pilot (docs/howto/loops.md).
             rates = {108: 2e-3, 180: 1e-3}
             config.optimizer.learning_rate = rates.get(config.model.embed_dim, 4e-3)
         if small:

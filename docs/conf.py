@@ -9,7 +9,7 @@ DOCS = Path(__file__).parent
 
 project = "widenet_jax"
 author = project_copyright = "The widenet_jax authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4  # as a code host makes them
 autodoc_member_order = "bysource"
@@ -17,7 +17,7 @@ html_theme = "sphinx_book_theme"
 html_title = project
 html_theme_options = {"show_toc_level": 2, "home_page_in_toc": True}
 html_show_copyright = False
-exclude_patterns = ["digits.ipynb"]  # a code host shows it
+nb_execution_mode = "off"
 
 
 def for_the_site(text: str, folder: Path) -> str:
@@ -25,9 +25,10 @@ def for_the_site(text: str, folder: Path) -> str:
 
     def link(match: re.Match) -> str:
         words, target, part = match.groups()
-        if target.endswith("README.md"):
-            return f"[{words}](index.md{part})"
-        is_page = folder.joinpath(target).resolve().parent == DOCS and target.endswith(".md")
+        page = folder.joinpath(target).resolve()
+        if page == DOCS.parent / "README.md":
+            return f"[{words}](/index.md{part})"
+        is_page = DOCS in page.parents and page.suffix in (".md", ".ipynb")
         return match[0] if is_page else words
 
     return re.sub(r"(?<!!)\[([^\]]+)\]\(((?!https?:)[^)#]+)(#[^)]*|)\)", link, text)
@@ -53,8 +54,8 @@ def as_rst(lines: list[str]) -> list[str]:
 def setup(app: Sphinx) -> None:
     """Reads pages, and README inside the index, by `for_the_site`, docstrings by `as_rst`."""
 
-    def read(_: Sphinx, __: str, content: list[str]) -> None:
-        content[0] = for_the_site(content[0], DOCS)
+    def read(_: Sphinx, name: str, content: list[str]) -> None:
+        content[0] = for_the_site(content[0], DOCS.joinpath(name).parent)
 
     def read_included(_: Sphinx, __: Path, ___: str, content: list[str]) -> None:
         content[0] = for_the_site(content[0], DOCS.parent)

@@ -1,6 +1,6 @@
-"""Writes docs/CONFIG.md: every field of every config, from the rows of configs/.
+"""Writes docs/reference/config.md: every field of every config, from the rows of configs/.
 
-PYTHONPATH=. python tests/config_page.py > docs/CONFIG.md
+PYTHONPATH=. python tests/config_page.py > docs/reference/config.md
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ nearest step, and so does each interval of `evaluation.every` and `checkpoint.ev
 are at least 1 and others at least 0, unless the meaning names another value.
 
 To change this page, change a row of `configs/defaults.py` or of a task's `spec.py`, and run
-`PYTHONPATH=. python tests/config_page.py > docs/CONFIG.md`.
+`PYTHONPATH=. python tests/config_page.py > docs/reference/config.md`.
 """
 TASKS = {
     "classification": "Images",

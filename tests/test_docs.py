@@ -14,13 +14,13 @@ from widenet_jax.main import flag_parser
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "widenet_jax"
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # Folders that runs, sweeps and users create.
 OTHER_FOLDERS = (
     *("checkpoints/", "best/", "failed/", "tensorboard/", "timing/", "wandb/", "profile/"),
     *("logs/", "photos/", "WORKDIR/"),
 )
-NOT_FIELDS = {"json"}  # config.json is a file
+NOT_FIELDS = {"json", "md"}  # config.json and config.md are files
 
 
 def text_of(page: Path) -> str:
@@ -124,8 +124,8 @@ def test_links_lead_somewhere(page: Path):
 
 
 def test_names_to_extend_are_in_the_files_that_the_map_gives():
-    """ARCHITECTURE.md says "`NAME` in `file`": the file defines the name."""
-    text = text_of(ROOT / "docs" / "ARCHITECTURE.md")
+    """The map of the code says "`NAME` in `file`": the file defines the name."""
+    text = text_of(ROOT / "docs" / "why" / "architecture.md")
     places = re.findall(r"`([A-Z_]+)` in\s+`([\w/]+\.py)`", text)
     assert len(places) >= 10
     for name, file in places:

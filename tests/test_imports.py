@@ -1,6 +1,6 @@
 """Imports between units and lengths of functions, checked on syntax trees.
 
-See docs/ARCHITECTURE.md for reasons.
+See docs/why/architecture.md for reasons.
 """
 
 import ast

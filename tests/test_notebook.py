@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_runs import ROOT
 
-NOTEBOOK = ROOT / "docs" / "digits.ipynb"
+NOTEBOOK = ROOT / "docs" / "start" / "digits.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text())["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
 

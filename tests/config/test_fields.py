@@ -1,4 +1,4 @@
-"""Every field has a meaning, which --print_config and docs/CONFIG.md show."""
+"""Every field has a meaning, which --print_config and docs/reference/config.md show."""
 
 import functools
 import itertools
@@ -26,7 +26,7 @@ from widenet_jax.config.files import NO_EXPERIMENTS, from_json, load_config
 from widenet_jax.main import main
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "CONFIG.md"
+PAGE = ROOT / "docs" / "reference" / "config.md"
 FFNS = ("soft_moe", "top_k", "product_key")
 CONFIGS = [
     *("digits", "cifar10", "finetune", "tiny_imagenet", "text_tiny", "text_pretrain:widenet_16"),
@@ -54,11 +54,11 @@ def test_every_field_has_a_meaning_and_is_on_the_page():
     for field in itertools.chain.from_iterable(described(config_named(name)) for name in CONFIGS):
         assert field.comment, f"{field.name} has no meaning in configs/defaults.py"
         if field.value is not None:
-            assert f"| `{field.name}`" in text, f"{field.name} is not in docs/CONFIG.md"
+            assert f"| `{field.name}`" in text, f"{field.name} is not in docs/reference/config.md"
 
 
 def test_the_page_is_up_to_date():
-    command = "PYTHONPATH=. python tests/config_page.py > docs/CONFIG.md"
+    command = "PYTHONPATH=. python tests/config_page.py > docs/reference/config.md"
     assert PAGE.read_text() == page(), f"out of date; run {command}"
 
 

@@ -39,7 +39,7 @@ TYING_PARTS = {
 }
 TYING = {"prelude": 1, "core": ((1, 2), (1, 2)), "coda": 1}
 HUGINN = {"inject": "linear", "start": "noise", "state_norm": True}
-# The models of docs/LOOPS.md at a small size: the weights of each step, a letter for each set, of
+# Models of docs/howto/loops.md at a small size: the weights of each step, a letter for each set, of
 # all parts, or of attention, experts, router and norms; the loop; and what else their blocks have.
 GRAMMAR = {
     "ViT, BERT": ("ABC", {"core": ((3, 1),), "tie": TIED}, {"ffn": "mlp"}),

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.parametrize(("mean", "error"), [(0.0, 5e-6), (1.0, 1e-5), (100.0, 6e-3)])
 def test_the_error_of_one_pass_is_as_documented(mean: float, error: float):
-    """Deviation 1, float32: docs/NUMERICS.md says what one pass costs in accuracy."""
+    """Deviation 1, float32: docs/why/numerics.md says what one pass costs in accuracy."""
     x = np.float32(mean + np.random.default_rng(0).normal(size=(256, 768)))
     norm = nn.LayerNorm(epsilon=1e-6, dtype=jnp.float32, name="norm")
     params = norm.init(jax.random.key(0), x)

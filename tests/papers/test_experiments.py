@@ -108,8 +108,8 @@ def test_the_columns_of_a_language_table():
 
 
 def test_kept_results_of_claims_are_of_these_choices():
-    """Every line of docs/claims.jsonl has the hash of claims.toml, and no run comes twice."""
-    text = (Path(__file__).parents[2] / "docs" / "claims.jsonl").read_text()
+    """Every line of docs/log/claims.jsonl has the hash of claims.toml, and no run comes twice."""
+    text = (Path(__file__).parents[2] / "docs" / "log" / "claims.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert {line["choices_sha256"] for line in lines} == {CHOICES_SHA256}
     assert len({line["trial"] for line in lines}) == len(lines)

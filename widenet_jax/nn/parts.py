@@ -94,7 +94,7 @@ class Parts:
     def norm(self, scope: str) -> nn.Module:
         """Returns a norm, whose statistics, scale and bias are float32."""
         # One pass: the variance is E[x^2] - E[x]^2, which cancels where the mean is large against
-        # the deviation. A second pass is 1.6% of ViT-B's step on a TPU; see docs/NUMERICS.md.
+        # the deviation. A second pass is 1.6% of ViT-B's step on a TPU; see docs/why/numerics.md.
         build, epsilon = NORMS[self._stack.norm], self._stack.norm_epsilon
         return self._get(scope, partial(build, epsilon=epsilon, dtype=self._dtype))
 

@@ -160,8 +160,8 @@ def test_a_text_file_here_needs_no_numbers(tmp_path: Path):
 
 
 def test_the_band_is_that_of_the_rows_on_the_page():
-    """Predicted by measured time, in docs/PERFORMANCE.md's table of `plan.py --calibrate`."""
-    page = (Path(__file__).parents[3] / "docs" / "PERFORMANCE.md").read_text()
+    """Predicted by measured time, in docs/log/performance.md's table of `plan.py --calibrate`."""
+    page = (Path(__file__).parents[3] / "docs" / "log" / "performance.md").read_text()
     rows = page.split("| ratio | by the old estimate |\n")[1].split("\n\n")[0].splitlines()[1:]
     ratios = [float(row.split("|")[5]) for row in rows]
     assert len(ratios) == 20 and (min(ratios), max(ratios)) == BAND

@@ -174,7 +174,7 @@ class Tools:
             process = subprocess.Popen(list(command), errors="replace", **options)
         except FileNotFoundError:
             raise BadInputError(
-                f"{command[0]} was not found on PATH; docs/LAUNCH.md lists what a launch requires"
+                f"{command[0]} was not found on PATH; docs/howto/launch.md lists what a launch needs"
             ) from None
         with process:
             try:

@@ -175,7 +175,7 @@ class ImageTransform:
 
     Attributes:
       image_size: side of the result.
-      augment: the fields of `config.augment`; docs/CONFIG.md explains each.
+      augment: the fields of `config.augment`; docs/reference/config.md explains each.
       num_classes: each label is below it.
     """
 
