@@ -15,7 +15,8 @@ A field's row is (default, meaning), (default, meaning, least), (default, meanin
 Without limits a whole number is at least 1 and another number at least 0; a field without a row may
 be any finite number. The upper limits are far above any run that fits in memory: a larger value
 would be built or allocated for minutes before it fails. `--print_config` and
-docs/reference/config.md show the rows. A task's own fields stand in its spec, in widenet_jax/{vision,text,language}/spec.py.
+docs/reference/config.md show the rows. A task's own fields stand in its spec, in
+widenet_jax/{vision,text,language}/spec.py.
 
 An unknown name is refused, so that a misspelt one cannot go unnoticed. To add a field in a config
 file: `with config.unlocked(): ...`.

@@ -12,8 +12,7 @@ from widenet_jax import train
 from widenet_jax.errors import BadInputError
 
 EXAMPLE = re.search(
-    r"```python\n(import[^`]*wj\.train\([^`]*)```",
-    (ROOT / "docs" / "howto" / "guide.md").read_text(),
+    r"```python\n(import[^`]*wj\.train\([^`]*)```", (ROOT / "docs" / "howto" / "use.md").read_text()
 )[1]
 FIELDS = {"duration": "4 epochs", "evaluation.every": "1 epoch", "checkpoint.every": "1 epoch"}
 
@@ -24,7 +23,7 @@ def test_the_guides_example_runs_and_resumes(tmp_path: Path, monkeypatch, capsys
     (tmp_path / "first").mkdir()
     monkeypatch.chdir(tmp_path / "first")
     found: dict = {}
-    exec(compile(EXAMPLE, "guide.md", "exec"), found)
+    exec(compile(EXAMPLE, "use.md", "exec"), found)
     first, again = (tmp_path / place / "runs" / "objects" for place in ("first", "again"))
     evaluations = metrics_of(first, "eval")
     assert found["result"]["test_accuracy"] > 0.3
@@ -35,7 +34,7 @@ def test_the_guides_example_runs_and_resumes(tmp_path: Path, monkeypatch, capsys
     again.parent.mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "again")
     at_step(again, first, evaluations[-2]["step"])
-    exec(compile(EXAMPLE, "guide.md", "exec"), {})
+    exec(compile(EXAMPLE, "use.md", "exec"), {})
     assert_same_end(again, first)
     assert capsys.readouterr().out.splitlines() == printed[-2:]
     examples = found["examples"]

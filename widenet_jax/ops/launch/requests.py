@@ -174,7 +174,7 @@ class Tools:
             process = subprocess.Popen(list(command), errors="replace", **options)
         except FileNotFoundError:
             raise BadInputError(
-                f"{command[0]} was not found on PATH; docs/howto/launch.md lists what a launch needs"
+                f"{command[0]} was not found on PATH; docs/howto/launch.md says what it needs"
             ) from None
         with process:
             try:
