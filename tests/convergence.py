@@ -5,7 +5,7 @@ is meant to alter how a family trains, make its reference again and say why in t
 
   .venv/bin/python tests/convergence.py digits_widenet     # without a name: every family
 
-A run takes 10 to 30 seconds on two cores. The seeds of a family share the compiled steps of the
+A run takes 10 to 40 seconds on two cores. The seeds of a family share the compiled steps of the
 first one, and so its dropout masks and noise; initial parameters and the order of data differ.
 """
 
@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "convergence.json"
 CONFIDENCE = 0.999
 SEEDS = 8
+NEW_SEEDS = (1000, 1001)
 LAST_STEPS = 50  # of which "train" averages the loss
 
 
@@ -67,7 +68,9 @@ FAMILIES = {
     "digits_widenet": Family("configs/digits.py:widenet_tiny", DIGITS, "train"),
     "digits_vit": Family("configs/digits.py:vit_tiny", DIGITS, "train"),
     "digits_vit_moe": Family("configs/digits.py:vit_moe_tiny", DIGITS, "train"),
-    "byte_dense": Family(f"{BYTES},dropout=0.1", TEXT, "eval"),
+    "byte_dense": Family(f"{BYTES},dropout=0.3", TEXT, "eval"),
+    "byte_sigma_moe": Family(f"{BYTES},preset=sigma_moe", TEXT | {"duration": "40 steps"}, "eval"),
+    "byte_looped_moe": Family(f"{BYTES},preset=sigma_moe,loop=1x3", TEXT, "eval"),
 }
 
 
@@ -94,12 +97,15 @@ def train_seeds(name: str, seeds: Sequence[int]) -> list[dict[str, float]]:
         return dataclasses.replace(new, **steps)
 
     found = []
-    with mock.patch.object(train, "build_experiment", with_first_steps):
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        mock.patch.object(train, "build_experiment", with_first_steps),
+    ):
         for seed in seeds:
-            with tempfile.TemporaryDirectory() as workdir:
-                train.run(config_of(name, seed), workdir, devices=jax.devices()[:1])
-                lines = (Path(workdir) / "metrics.jsonl").read_text().splitlines()
-            found.append({"seed": seed} | measured(map(json.loads, lines), FAMILIES[name].split))
+            config, workdir = config_of(name, seed), Path(scratch) / f"seed_{seed}"
+            train.run(config, str(workdir), devices=jax.devices()[:1])
+            records = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+            found.append({"seed": seed} | measured(records, FAMILIES[name].split))
     return found
 
 
@@ -119,6 +125,21 @@ def prediction_interval(values: Sequence[float], draws: int) -> tuple[float, flo
     n = len(values)
     t = special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)
     return float(np.mean(values)), float(t * np.std(values, ddof=1) * math.sqrt(1 / n + 1 / draws))
+
+
+def compared(name: str, runs: Sequence[Mapping[str, float]]) -> list[tuple[str, bool]]:
+    """Returns a line for each measure of new runs, and whether their mean is outside its interval.
+
+    A line has the interval of the mean that the reference predicts, and its half-width in percent.
+    """
+    reference, found = json.loads(FILE.read_text())[name]["runs"], []
+    for measure in [key for key in runs[0] if key != "seed"]:
+        values = [run[measure] for run in reference]
+        mean, half = prediction_interval(values, draws=len(runs))
+        new = sum(run[measure] for run in runs) / len(runs)
+        line = f"{name}: {measure} {new:.4f}; the reference predicts {mean:.4f} +- {half:.4f}"
+        found.append((f"{line} ({half / mean:.1%})", abs(new - mean) > half))
+    return found
 
 
 def settings_hash(name: str) -> str:
