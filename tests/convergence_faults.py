@@ -3,7 +3,7 @@
   .venv/bin/python tests/convergence_faults.py gates digits_widenet byte_sigma_moe
 
 trains the new seeds of `test_convergence.py` with a fault, and prints each measure beside the
-interval of the reference: "caught" where it lies outside.
+interval of the reference: "caught" where it lies outside. The runs of docs/log/convergence.md.
 """
 
 import argparse
