@@ -1,20 +1,18 @@
-"""The first hours of docs/start/: the commands of each page run in order, on small data."""
+"""Pages of docs/start/ on images: their commands run in order, on small data."""
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 import preparing
 import pytest
 from inference import reference_vit
 from messy_photos import picture
-from small_runs import ROOT
+from test_docs import ROOT, commands_of
 
 PAGES = ROOT / "docs" / "start"
 SHORT = {
@@ -32,17 +30,10 @@ TINY_VIT = {
     "model.embed_dim": reference_vit.D,
     "model.mlp_dim": reference_vit.F,
     "model.attention.num_heads": reference_vit.N,
-    "model.loop.core": ((1, reference_vit.L),),
+    "model.loop.core": ((reference_vit.L, 1),),
 }
 SLICES = {"data.train_split": "train[:64]", "data.eval_split": "train[64:]"}
-DOWNLOADS = ("curl ", "hf ")
-
-
-def commands_of(page: str) -> list[str]:
-    """Returns the commands of a page's indented blocks, each on one line."""
-    text = re.sub(r"```python.*?```", "", (PAGES / page).read_text(), flags=re.DOTALL)
-    blocks = "\n".join(re.findall(r"^    (.*)", text, re.MULTILINE))
-    return re.sub(r"\\\n\s*", "", blocks).splitlines()
+ROUTER = ROOT / "tests" / "extensions" / "cosine_router.py"
 
 
 def short(words: list[str]) -> list[str]:
@@ -58,37 +49,23 @@ def short(words: list[str]) -> list[str]:
 
 
 def run_page(page: str, folder: Path) -> None:
-    """Runs every command of the page in the folder, on one device, but downloads."""
+    """Runs the page's commands in the folder, each in a process with one device."""
     one_device = re.sub(r"(device_count)=\d+", r"\1=1", os.environ["XLA_FLAGS"])
     env = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": one_device}
-    for name in ("configs", "scripts", "tests"):
+    for name in ("configs", "scripts"):
         (folder / name).symlink_to(ROOT / name)
-    for command in commands_of(page):
-        if command.startswith(DOWNLOADS):
-            continue
-        program, *words = shlex.split(command)
-        if program == "cp":
-            shutil.copy(*(folder / word for word in words))
-            continue
-        assert program == "python", command
-        done = subprocess.run(
-            [sys.executable, *short(words)], cwd=folder, env=env, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    for words in commands_of(PAGES / page):
+        program = [sys.executable, *short(words)]
+        done = subprocess.run(program, cwd=folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
 
 
 def write_photos(folder: Path) -> None:
-    """Two classes of photos, of which each has some that the hash holds out; and two new ones."""
-    for label, number in (("cat", 0), ("dog", 100)):
-        for i in range(24):
-            preparing.write(
-                folder / "photos" / label / f"{i}.jpg",
-                cv2.imencode(".jpg", np.asarray(picture(number + i)))[1].tobytes(),
-            )
-    for i in range(2):
-        place = folder / "new_photos" / f"{i}.png"
-        place.parent.mkdir(exist_ok=True)
-        picture(200 + i).save(place)
+    """Writes two classes of photos, of which the hash holds some of each out, and new photos."""
+    for place, count in (("photos/cat", 24), ("photos/tiger", 24), ("new_photos", 2)):
+        (folder / place).mkdir(parents=True)
+        for i in range(count):
+            picture(len(place) * 100 + i).save(folder / place / f"{i}.png")
 
 
 def write_archive(path: Path) -> Path:
@@ -105,7 +82,7 @@ def write_archive(path: Path) -> Path:
 
 
 def write_cifar10(folder: Path) -> None:
-    """The archive, Google's file, a packed Tiny-ImageNet and a photo."""
+    """Writes the archive, a stand-in for Google's file, a packed Tiny-ImageNet and a photo."""
     write_archive(folder / "cifar-10-binary.tar.gz")
     vit = reference_vit.google_names(reference_vit.random_vit())
     np.savez(folder / "ViT-B_16.npz", **vit)
@@ -116,11 +93,15 @@ def write_cifar10(folder: Path) -> None:
     picture().save(folder / "photo.jpg")
 
 
+def write_router(folder: Path) -> None:
+    shutil.copy(ROUTER, folder / "my_router.py")
+
+
 FILES = {
     "photos.md": (write_photos, ("grid.png", "predictions.csv", "experts.png")),
     "cifar10.md": (write_cifar10, ("runs/seeds/sweep.png", "experts.png")),
-    "own_router.md": (lambda folder: None, ("runs/routers/sweep.png",)),
-}  # fmt: skip
+    "own_router.md": (write_router, ("runs/routers/sweep.png",)),
+}
 
 
 @pytest.mark.slow
@@ -136,11 +117,12 @@ def test_every_command_of_the_page_runs(page: str, tmp_path: Path):
 def test_the_archive_is_packed_as_the_page_says(tmp_path: Path, monkeypatch, capsys):
     write_archive(tmp_path / "cifar-10-binary.tar.gz")
     monkeypatch.chdir(tmp_path)
-    (pack,) = [words for words in commands_of("cifar10.md") if " cifar10_binary " in words]
-    assert preparing.run(*shlex.split(pack)[2:]) == 0
+    commands = commands_of(PAGES / "cifar10.md")
+    (pack,) = [words for _, *words in commands if words[0] == "cifar10_binary"]
+    assert preparing.run(*pack) == 0
     assert "train 80, test 20 images, 10 classes" in capsys.readouterr().out
 
 
 def test_the_router_of_the_page_is_the_file_to_copy():
     (code,) = re.findall(r"```python\n(.*?)```", (PAGES / "own_router.md").read_text(), re.DOTALL)
-    assert code == (ROOT / "tests" / "extensions" / "cosine_router.py").read_text()
+    assert code == ROUTER.read_text()
