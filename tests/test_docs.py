@@ -74,6 +74,8 @@ def test_a_command_has_the_flags_that_a_page_gives_it(words: list[str], capsys):
     subcommand = [word for word in rest[:1] if not word.startswith("-")]
     if program == "widenet_jax.main":
         usage = flag_parser().format_help()
+    elif program.startswith("scripts/compare/"):
+        usage = text_of(ROOT / program)
     else:
         command = importlib.import_module(f"widenet_jax.cli.{Path(program).stem}")
         assert command.main([*subcommand, "--help"]) == 0
@@ -133,3 +135,14 @@ def test_names_to_extend_are_in_the_files_that_the_map_gives():
     assert len(places) >= 10
     for name, file in places:
         assert re.search(rf"^{name}\b.* = ", (PACKAGE / file).read_text(), re.MULTILINE), name
+
+
+def test_the_log_names_every_result():
+    """A page of docs/log/ stands in its index, and figures lie beside a page that links to them."""
+    log = ROOT / "docs" / "log"
+    pages = {page.name: text_of(page) for page in log.glob("*.md")}
+    index = re.findall(r"\]\((\w+\.md)\)", pages["index.md"])
+    assert sorted([*index, "index.md"]) == sorted(pages)
+    raw = [file for file in log.rglob("*") if file.suffix in (".csv", ".json", ".jsonl", ".png")]
+    targets = {target for text in pages.values() for target in re.findall(r"\]\(([^)]+)\)", text)}
+    assert {str(file.relative_to(log)) for file in raw} <= targets
