@@ -22,8 +22,9 @@ A duration is a number and a unit: `"300 epochs"`, `"500 steps"`, `"1e6 examples
 interval of `evaluation.every` and `checkpoint.every`, ends at the step that is nearest. Whole
 numbers are at least 1 and others at least 0, unless the meaning names another value.
 
-This page comes from the rows of `configs/defaults.py` and of each task's `spec.py`: `PYTHONPATH=.
-python tests/config_page.py > docs/reference/config.md`.
+This page comes from rows in `configs/defaults.py` and in each task's `spec.py`. To write it again:
+
+    PYTHONPATH=. python tests/config_page.py > docs/reference/config.md
 """
 TASKS = {
     "classification": "Images",
