@@ -71,7 +71,7 @@ def table(sections: Mapping[str, Mapping[str, tuple]]) -> str:
     """Returns a Markdown table of the fields of some sections."""
     fields = [field_of(name, row) for name, row in sorted(named(sections).items())]
     rows = [f"`{field.name}` | `{field.text}` | {field.comment}" for field in fields]
-    return "\n".join(["field | default | meaning", "--- | --- | ---", *rows, ""])
+    return "\n".join(["field | default | meaning", "---|---|---", *rows, ""])
 
 
 if __name__ == "__main__":
