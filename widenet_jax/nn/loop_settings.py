@@ -209,7 +209,7 @@ class LoopSettings:
         return [part for part, tie in (ties | {"norms": self.tie.norms}).items() if several[tie]]
 
     def untied(self) -> list[str]:
-        """Returns the parts of which each step of the core has its own."""
+        """Returns the parts whose weights no two steps of the core share."""
         return [part for part, tie in dataclasses.asdict(self.tie).items() if tie == "none"]
 
     def other_counts(self) -> list[str]:
