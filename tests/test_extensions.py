@@ -1,6 +1,7 @@
 """Guards of users' parts: every mistake in any part is one line, before a run begins."""
 
 import dataclasses
+import re
 from functools import partial
 from pathlib import Path
 
@@ -220,6 +221,22 @@ def test_a_mistake_in_a_user_s_task_is_one_line(method, found, words, monkeypatc
     task = build_task(config, DIGITS)
     with pytest.raises(BadInputError, match="task mine: its method " + method + words):
         getattr(task, method)(*[None] * (3 if method == "loss" else 2))
+
+
+def test_the_loss_of_the_page_is_added(monkeypatch: pytest.MonkeyPatch):
+    """Logits of zeros for ten classes: a cross-entropy of log 10, and 1e-4 (log 10)^2."""
+    monkeypatch.setattr("widenet_jax.specs.TASKS", dict(TASKS))
+    page = Path(__file__).parents[1] / "docs" / "why" / "architecture.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(compile(program, str(page), "exec"), {"__name__": "small_logits"})
+    info = DIGITS._replace(info={"class_names": list("0123456789")})
+    task = build_task(small_config(**{"augment.mixup_alpha": 0.0}), info)
+    batch = {"image": jnp.zeros((3, 8, 8, 1), "uint8"), "label": jnp.zeros(3, int)}
+    loss, metrics = task.loss(lambda *_: (jnp.zeros((3, 10)), {}), batch, {})
+    log = float(jnp.log(10))
+    assert loss == metrics.means["loss"] == pytest.approx(log + 1e-4 * log**2, rel=1e-6)
+    assert metrics.means["cross_entropy"] == pytest.approx(log, rel=1e-6)
+    assert metrics.means["squares"] == pytest.approx(log**2, rel=1e-6)
 
 
 def test_parts_of_this_project_are_not_wrapped():
