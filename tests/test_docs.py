@@ -139,6 +139,19 @@ def test_a_command_sets_fields_that_its_config_has(words: list[str]):
     assert set(named) <= fields
 
 
+def test_git_ignores_the_folders_that_commands_write():
+    written = {
+        found[1]
+        for words in COMMANDS
+        for word in words
+        if (found := re.fullmatch(r"--(?:out|workdir)=([a-z_]+)(?:/\w+)*", word))
+    }
+    ours = written - {"widenet_tiny_digits"}
+    assert ours >= {"runs", "analysis"}
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert {name for name in ours if not {f"/{name}/", f"{name}/"} & {*ignored}} == set()
+
+
 @each_page
 def test_fields_in_the_text_exist(page: Path):
     named = set(re.findall(r"\bconfig\.([a-z_]+(?:\.[a-z_0-9]+)*)", text_of(page))) - NOT_FIELDS
