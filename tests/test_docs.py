@@ -189,6 +189,14 @@ def test_links_lead_somewhere(page: Path):
         assert not anchor or anchor in anchors_of(there), target
 
 
+def test_pages_are_short():
+    """The log has no limit."""
+    readme = ROOT / "README.md"
+    others = [p for p in SITE if p.suffix == ".md" and p.parent not in (DOCS, DOCS / "log")]
+    assert len(text_of(readme).split()) <= 900
+    assert sum(len(text_of(page).split()) for page in [readme, *others]) <= 16_000
+
+
 def test_every_page_is_in_the_site():
     """Each once, in a toctree of the index; the log's pages are in that of its own index."""
     trees = re.findall(r"```{toctree}\n(.*?)```", text_of(DOCS / "index.md"), re.DOTALL)
