@@ -57,13 +57,17 @@ def programs_of(page: Path) -> list[str]:
     return [text for kind, text in cells_of(page) if kind == "code"]
 
 
-def commands_of(page: Path) -> list[list[str]]:
-    """Splits the commands of a page that run a program of ours into words."""
+def lines_of(page: Path) -> list[str]:
+    """Returns the lines of a page's indented blocks and shell blocks, continued ones joined."""
     text = text_of(page)
     blocks = re.findall(r"^    (.*)", text, re.MULTILINE)
     blocks += re.findall(r"^```(?:bash|sh|shell)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    ours = [found[1] for line in lines if (found := OURS.match(line.strip()))]
+    return [line.strip() for line in "\n".join(blocks).replace("\\\n", " ").splitlines()]
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """Splits the commands of a page that run a program of ours into words."""
+    ours = [found[1] for line in lines_of(page) if (found := OURS.match(line))]
     return [shlex.split(line, comments=True) for line in ours]
 
 
