@@ -85,7 +85,7 @@ RUN = {
         "keep": (2, "the newest checkpoints; the best one is kept, too"),
     },
     "sharding": {  # axes of the mesh; `data` has the other devices
-        "fsdp": (1, "devices that share the parameters; -1: all that expert leaves", -1),
+        "fsdp": (1, "devices that share the parameters; -1: all of a slice / expert", -1),
         "expert": (1, "devices that share the experts"),
     },
     "watchdog": {
