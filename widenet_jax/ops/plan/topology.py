@@ -144,6 +144,13 @@ class Topology:
         generation = "v5litepod" if self.generation == "v5e" else self.generation
         return f"{generation}-{count}"
 
+    @property
+    def request(self) -> str:
+        """Returns Cloud TPU's name of a slice, and their number: "2xv5litepod-16"."""
+        return (
+            f"{self.slices}x{self.accelerator_type}" if self.slices > 1 else self.accelerator_type
+        )
+
 
 def parse_topology(text: str, *, field: str = "--topology") -> Topology:
     """Reads "v3-256", a shape in chips such as "v3:8x16", or several slices, "2xv5e-256".
