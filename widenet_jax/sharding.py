@@ -26,7 +26,7 @@ BATCH = P(AXES)
 
 
 def slice_number(device: jax.Device) -> int:
-    """Returns the number of a device's slice; CPUs are one slice."""
+    """Returns the number of a device's slice; devices without one are one slice."""
     return getattr(device, "slice_index", 0)
 
 
