@@ -14,7 +14,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan.compile import TpuCompiler, needed_bytes
 from widenet_jax.ops.plan.hlo import parse
-from widenet_jax.ops.plan.planner import data_info
+from widenet_jax.ops.plan.planner import data_info, plan_run
 from widenet_jax.ops.plan.pricing import price_module
 from widenet_jax.ops.plan.schedule import dump_directory
 from widenet_jax.ops.plan.topology import parse_topology
@@ -72,6 +72,20 @@ def test_a_gradient_of_two_slices(tmp_path: Path):
     prices = price_module(parse(step.hlo), step.schedules, compiler.topology)
     assert sum(price.dcn_bytes for price in prices) == 2 * 1024 * 1024 / 4
     assert sum(price.collective_bytes for price in prices) > 0
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("tpu", ["2xv4-16", "2xv5p-16", "2xv5e-8", "2xv6e-8"])
+def test_a_step_of_two_slices(tmp_path: Path, tpu: str):
+    """Each of 8 devices a slice sends a part of the gradients, padded to tiles, at least 1/8."""
+    config = load_config("configs/digits.py:widenet_tiny,depth=2")
+    config.sharding.fsdp = -1
+    compiler = TpuCompiler(parse_topology(tpu), cache=tmp_path)
+    figures = plan_run("digits", config, data_info(config), compiler).figures
+    sent, whole = 1e6 * figures["dcn_mb"], 4 * 52_810
+    assert whole / 8 < sent < whole / 2
+    assert figures["dcn_ms"] > 0
 
 
 @needs_libtpu
