@@ -42,9 +42,9 @@ from widenet_jax.ops.plan.topology import Chip, Topology
 RAGGED_DOT_SHARE_OF_PEAK = 0.8
 HBM_SHARE_OF_BANDWIDTH = 0.85
 UNSCHEDULED_SHARE_OF_BANDWIDTH = 0.5
-# Between two v6e slices of four chips an all-reduce of 1 GiB a chip moved the bytes of a ring at 198
-# of their machines' 400 Gb/s: storage.googleapis.com/yppublic/v6e-dcn-allreduce-20260826 (August
-# 2026). That is one measurement; small arrays and more slices may be slower.
+# Between two v6e slices of four chips an all-reduce of 1 GiB a chip moved the bytes of a ring at
+# 198 of their machines' 400 Gb/s: storage.googleapis.com/yppublic/v6e-dcn-allreduce-20260826
+# (August 2026). That is one measurement; small arrays and more slices may be slower.
 DCN_SHARE_OF_BANDWIDTH = 0.5
 
 # No cost at run time, or priced through the instructions that they call.
