@@ -96,7 +96,7 @@ RUN = {
         "keep": (2, "number of newest checkpoints, besides the best"),
     },
     "sharding": {  # axes of the mesh; `data` has the other devices
-        "fsdp": (1, "devices that shard the parameters; -1: all that expert leaves", -1),
+        "fsdp": (1, "devices that shard the parameters; -1: all of a slice that expert leaves", -1),
         "expert": (1, "devices that shard the experts"),
     },
     "watchdog": {
