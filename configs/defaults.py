@@ -83,6 +83,7 @@ RUN = {
     "checkpoint": {
         "every": ("1 epoch", "a run also saves at its end and when it is stopped"),
         "keep": (2, "the newest checkpoints; the best one is kept, too"),
+        "retry_minutes": (10.0, "gs:// is asked again where it fails in the middle of a run", 0),
     },
     "sharding": {  # axes of the mesh; `data` has the other devices
         "fsdp": (1, "devices that share the parameters; -1: all that expert leaves", -1),

@@ -27,7 +27,14 @@ from jax.experimental import multihost_utils
 
 from widenet_jax.checkpoint import failed_save  # noqa: F401  # failed saves end quietly
 from widenet_jax.checkpoint.manifest import damage, write_manifest
-from widenet_jax.errors import RunFailedError, check_format, first_line, refuse, refuse_value
+from widenet_jax.errors import (
+    NoAnswerError,
+    RunFailedError,
+    check_format,
+    first_line,
+    refuse,
+    refuse_value,
+)
 from widenet_jax.files import is_remote, matching
 from widenet_jax.typing import PyTree
 
@@ -102,22 +109,11 @@ class Series:
         args = ocp.args.Composite(meta=ocp.args.JsonSave(dict(meta)), **args)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._remove_uncommitted(step)
             self.checkpointer.save(self.directory / str(step), args=args)
         except Exception as error:
             raise self._cannot_write(error, size) from error
         self.writing = threading.Thread(target=self._finish, args=(size,), name="checkpoint")
         self.writing.start()
-
-    def _remove_uncommitted(self, step: int) -> None:
-        """Deletes what a save of this step left on an object store when it was cut off.
-
-        Orbax refuses to write to a place that exists. Its option `force` would delete a committed
-        checkpoint as well. The other hosts wait for the first one when they begin to save.
-        """
-        place = self.directory / str(step)
-        if jax.process_index() == 0 and place.exists() and step not in self.steps():
-            place.rmtree()
 
     def _before_commit(self) -> None:
         """Writes the manifest; Orbax calls this on the first host just before the commit."""
@@ -141,8 +137,9 @@ class Series:
         if full := is_full(error):
             lack, mend = space_text(self.directory, size)  # before anything is removed
             problem = f"{full}{lack}"
-        with suppress(OSError):
-            self.remove_unfinished()
+        if not isinstance(error, NoAnswerError):  # it would wait once more
+            with suppress(OSError):
+                self.remove_unfinished()
         return CannotWriteError(
             f"checkpoint {self.step} could not be written to {self.directory}: {problem}; older "
             f"checkpoints are unchanged: {mend}, then run the same command again to resume"
@@ -184,8 +181,15 @@ class Series:
                 (self.directory / str(step)).rmtree()
 
     def remove_unfinished(self) -> list[str]:
-        """Deletes the temporary directories of unfinished saves; returns their steps' names."""
+        """Deletes what unfinished saves have left; returns their steps' names.
+
+        Temporary directories; on an object store, directories of steps without Orbax's marker.
+        """
         left = [] if jax.process_index() else matching(self.directory, f"*{UNFINISHED}*")
+        if is_remote(self.directory) and not jax.process_index():
+            whole = {*map(str, self.steps())}
+            named = (path for path in matching(self.directory, "*") if path.name.isdecimal())
+            left += [path for path in named if path.name not in whole]
         for path in left:
             path.rmtree()
         return sorted(path.name.split(".")[0] for path in left)
