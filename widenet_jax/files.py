@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
@@ -119,7 +120,9 @@ def matching(directory: epath.Path, pattern: str) -> list[epath.Path]:
 
     Unlike `directory.glob`, which expands `*`, `?` and `[` in the directory's own name, too.
     """
-    inside = directory.iterdir() if directory.is_dir() else ()
+    inside: Iterable[epath.Path] = ()
+    with suppress(FileNotFoundError, NotADirectoryError):
+        inside = [*directory.iterdir()]
     return sorted(p for p in inside if fnmatchcase(p.name, pattern) and p.name[0] != ".")
 
 

@@ -7,18 +7,20 @@ which reads and writes the arrays of checkpoints, and ArrayRecord have their own
 """
 
 import asyncio
+import io
 import logging
 import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO, Any
 from uuid import uuid4
 
 import fsspec
 from aiohttp import ClientError, ClientTimeout
 from etils import epath
-from gcsfs.core import GCSFileSystem  # not the one that asks for a bucket's type by gRPC
+from gcsfs.core import GCSFile, GCSFileSystem  # not the one that asks for a bucket's type by gRPC
 from gcsfs.retry import ChecksumError, HttpError
 from google.auth.exceptions import GoogleAuthError
 from requests import RequestException
@@ -30,6 +32,8 @@ REQUEST_SECONDS = 1800.0  # for a whole request: an upload that is not taken, a 
 START_SECONDS = 15.0
 TOLD_SECONDS = 30.0  # between two lines about requests that are sent again
 FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0
+SMALL = 1 << 20  # bytes of an object that is read before its size is known
+NOTHING_THERE = 416  # status of a range of an empty object
 LATER = (408, 429)  # statuses that may pass, as 500 and above may
 ROLE = "a role with list, create, get and delete on its objects, as roles/storage.objectAdmin has"
 LOGIN = "log in with `gcloud auth application-default login`"
@@ -83,12 +87,66 @@ class Store(GCSFileSystem):
             await asyncio.sleep(min(wait, left))
             wait = min(2 * wait, LONGEST_WAIT)
 
+    async def _info(self, path: str, generation: str | None = None, **options):
+        """Describes an object or a directory, by one listing; gcsfs takes two or three requests."""
+        bucket, key, found = self.split_path(self._strip_protocol(path).rstrip("/"))
+        if not key or generation or found:
+            return await super()._info(path, generation, **options)
+        # "key", "key.tmp" and "key/" come before "key0": the slash is the character before 0.
+        names = {"prefix": key, "delimiter": "/", "start_offset": None, "end_offset": f"{key}0"}
+        all_of_them = {"versions": False, "max_results": None}
+        items, folders = await self._sequential_list_objects_helper(bucket, **names, **all_of_them)
+        for item in items:
+            if item["name"] == f"{bucket}/{key}":
+                return item
+        if f"{key}/" not in folders:
+            raise FileNotFoundError(path)
+        return folder(bucket, key)
+
+    async def _list_objects(self, path: str, prefix: str = "", **options) -> list[dict]:
+        """Lists a directory; gcsfs asks once more where it is empty."""
+        bucket, key, _ = self.split_path(path)
+        items, folders = await self._do_list_objects(path, prefix=prefix, **options)
+        if key and not (items or folders):
+            raise FileNotFoundError(path)
+        return [folder(bucket, name.rstrip("/")) for name in folders] + items
+
     async def _isdir(self, path: str) -> bool:
         """As gcsfs's, which answers False also where a store refuses or does not answer."""
         try:
             return (await self._info(path))["type"] == "directory"
         except FileNotFoundError:
             return False
+
+    async def _mkdir(self, path: str, **options) -> None:
+        """Does nothing: a directory is there once an object is. gcsfs asks for the bucket."""
+
+    def _open(self, path: str, mode: str = "rb", **options) -> IO[bytes]:
+        """Opens an object; a small one is read or written in one request."""
+        if mode != "rb":
+            return Written(self, path, mode, **options)
+        try:
+            content = self.cat_file(path, start=0, end=SMALL)
+        except NoAccessError as error:
+            if error.errno != NOTHING_THERE:
+                raise
+            content = b""
+        return io.BytesIO(content) if len(content) < SMALL else super()._open(path, **options)
+
+
+def folder(bucket: str, key: str) -> dict[str, Any]:
+    """Returns what fsspec tells of a directory."""
+    return {"bucket": bucket, "name": f"{bucket}/{key}", "size": 0, "type": "directory"}
+
+
+class Written(GCSFile):
+    """An object that is written; in one request if it is smaller than a block, 5 MB."""
+
+    def flush(self, force: bool = False) -> None:
+        if force and self.offset is None and not self.forced:
+            self.forced = True
+            return self._simple_upload()
+        super().flush(force)
 
 
 def tell(reason: str) -> None:
@@ -171,9 +229,10 @@ def write(path: str, data: bytes) -> None:
     fsspec.filesystem("gs").pipe_file(path, data)
 
 
-def below(path: str) -> list[str]:
-    """Lists the objects under a place, at any depth; of an object itself, this."""
-    return [f"gs://{name}" for name in sorted(fsspec.filesystem("gs").find(path))]
+def below(path: str) -> dict[str, int]:
+    """Returns the bytes of each object under a place, at any depth; of an object itself, its."""
+    found = fsspec.filesystem("gs").find(path, detail=True)
+    return {f"gs://{name}": about["size"] for name, about in sorted(found.items())}
 
 
 def register() -> None:

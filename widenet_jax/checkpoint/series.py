@@ -40,6 +40,7 @@ from widenet_jax.typing import PyTree
 
 FORMAT_VERSION = 1
 UNFINISHED = ".orbax-checkpoint-tmp"
+COMMITTED = "commit_success.txt"  # Orbax's marker on object stores
 NONE = -1  # no step
 FEW_INODES = 100  # a checkpoint has dozens of files
 OTHER_MODEL = (
@@ -126,7 +127,8 @@ class Series:
         try:
             self.checkpointer.wait_until_finished()
             if jax.process_index() == 0:
-                if problem := damage(self.directory / str(self.step)):
+                # The manifest's hashes are of what the store gave back, see `write_manifest`.
+                if problem := damage(self.directory / str(self.step), contents=False):
                     raise OSError(f"read back, {problem}")
                 self.remove_others(keep=self.keep - 1)
         except Exception as error:
@@ -185,11 +187,10 @@ class Series:
 
         Temporary directories; on an object store, directories of steps without Orbax's marker.
         """
-        left = [] if jax.process_index() else matching(self.directory, f"*{UNFINISHED}*")
-        if is_remote(self.directory) and not jax.process_index():
-            whole = {*map(str, self.steps())}
-            named = (path for path in matching(self.directory, "*") if path.name.isdecimal())
-            left += [path for path in named if path.name not in whole]
+        found = [] if jax.process_index() else matching(self.directory, "*")
+        remote = is_remote(self.directory)
+        cut = lambda path: remote and path.name.isdecimal() and not is_committed(path)  # noqa: E731
+        left = [path for path in found if UNFINISHED in path.name or cut(path)]
         for path in left:
             path.rmtree()
         return sorted(path.name.split(".")[0] for path in left)
@@ -219,7 +220,7 @@ class Series:
           RunFailedError: no checkpoint is intact.
         """
         damaged: dict[int, str] = {}
-        while (step := self._next_whole(damaged, only)) != NONE:
+        while (step := self._next_whole(damaged, only, contents=bool(targets))) != NONE:
             path = self.directory / str(step)
             meta = self._read(path, meta=ocp.args.JsonRestore()).meta
             check_format(meta, FORMAT_VERSION, place=path)
@@ -245,15 +246,16 @@ class Series:
             )
         return None, {}
 
-    def _next_whole(self, damaged: dict[int, str], only: int | None) -> int:
+    def _next_whole(self, damaged: dict[int, str], only: int | None, *, contents: bool) -> int:
         """Finds the newest intact step that is not in `damaged`; adds newer, damaged steps to it.
 
-        Looks at the step `only` alone, if it is given. Returns NONE if there is no such step.
+        Looks at the step `only` alone, if it is given; and as `damage` at `contents`. Returns NONE
+        if there is no such step.
         """
         found, failure = NONE, None
         if jax.process_index() == 0:
             try:
-                found = self._newest_whole(damaged, only)
+                found = self._newest_whole(damaged, only, contents=contents)
             except CannotReadError as error:  # raised when the other hosts know
                 failure = error
         # Every host must know whether any checkpoint is damaged, because this decides between an
@@ -267,13 +269,13 @@ class Series:
             damaged[NONE] = "see the message of the first process"
         return int(found)
 
-    def _newest_whole(self, damaged: dict[int, str], only: int | None) -> int:
+    def _newest_whole(self, damaged: dict[int, str], only: int | None, *, contents: bool) -> int:
         """As `_next_whole`, on the first host."""
         for step in reversed(self.steps()):
             if only in (None, step) and step not in damaged:
                 path = self.directory / str(step)
                 with errors_of_reading(path):
-                    if not (problem := damage(path)):
+                    if not (problem := damage(path, contents=contents)):
                         return step
                 damaged[step] = problem
         return NONE
@@ -318,10 +320,18 @@ def steps_in(directory: epath.Path) -> list[int]:
     Raises:
       BadInputError: it is a file.
     """
+    if is_remote(directory):
+        named = [path for path in matching(directory, "*") if path.name.isdecimal()]
+        return sorted(int(path.name) for path in named if is_committed(path))
     there = directory.exists()
     is_file = there and not directory.is_dir()
     refuse_value(directory, (is_file, "is a file, and must hold checkpoints; move it away"))
     return sorted(ocp.utils.checkpoint_steps(directory)) if there else []
+
+
+def is_committed(place: epath.Path) -> bool:
+    """Returns whether a checkpoint on an object store is finished."""
+    return (place / COMMITTED).exists()
 
 
 @jax.jit
