@@ -1,5 +1,6 @@
 """Workdirs and files on gs://, on a server of its protocol: see `gcs.py`."""
 
+import random
 import string
 import sys
 import time
@@ -215,3 +216,122 @@ def test_a_start_without_its_store_ends_in_one_line(
     assert all(line.startswith("warning: gs:// does not answer (") for line in again), errors
     print(f"{start_of} {fault}: {seconds:.1f} s {errors}")
     assert seconds < {2: 15, 3: 40}[ANSWERS[fault]]  # with Python's own imports
+
+
+def faulty(began: str, seconds: float, fault: int | str = 503) -> Callable[[str], int | str | None]:
+    """Returns the fault of a store that answers nothing for some seconds from one request on.
+
+    Args:
+      began: part of that request.
+      seconds: of the outage.
+      fault: of every request in it.
+    """
+    since: list[float] = []
+
+    def of(request: str) -> int | str | None:
+        if began in request and not since:
+            since.append(time.monotonic())
+        return fault if since and time.monotonic() < since[0] + seconds else None
+
+    return of
+
+
+PHASES = {  # a request in each phase of the small run that `command` starts
+    "save": "name=PLACE/checkpoints/10/params/ocdbt",
+    "commit": "DELETE /storage/v1/b/bucket/o/PLACE/checkpoints/10/commit_success.txt",
+    "read back": "/PLACE/checkpoints/10/manifest.json?alt=media",
+    "evaluation": "prefix=PLACE/metrics.jsonl.parts/",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("fault", [503, "silent"])
+def test_a_run_outlives_an_outage(
+    bucket: str, gcs_server: str, fault: int | str, phase: str, digits_unbroken: Path
+):
+    """Of more seconds than a start waits."""
+    began = PHASES[phase].replace("PLACE", Path(bucket).name)
+    with gcs.way(gcs_server, faulty(began, 20.0, fault)) as way, gcs.reached(way.url):
+        errors = finish(start(command(bucket, **{"evaluation.every": "10 steps"})))
+    assert "warning: gs:// does not answer (" in errors
+    assert_same_as(bucket, digits_unbroken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_run_ends_where_an_outage_lasts(
+    bucket: str, gcs_server: str, phase: str, digits_unbroken: Path
+):
+    """With a line and code 3; the next start goes on from a whole checkpoint."""
+    began = PHASES[phase].replace("PLACE", Path(bucket).name).replace("10", "20")
+    run = command(bucket, **{"evaluation.every": "10 steps", "checkpoint.retry_minutes": 0.3})
+    with gcs.way(gcs_server, faulty(began, 1e9)) as way, gcs.reached(way.url):
+        errors = finish(start(run), 3)
+    *_, last = errors.splitlines()
+    assert "Traceback" not in errors, errors
+    assert last.startswith("failed: ") and "gs:// does not answer (" in last
+    print(last)
+    finish(start(run))
+    assert_same_as(bucket, digits_unbroken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("request_number", range(0, 130, 10))
+def test_a_run_killed_in_a_save_resumes_to_the_same_bytes(
+    bucket: str, gcs_server: str, request_number: int, digits_unbroken: Path
+):
+    """Before one of the requests of the first saves: of the best checkpoint and the last."""
+    run, place, seen = command(bucket, **{"evaluation.every": "10 steps"}), Path(bucket).name, []
+
+    def kill(request: str) -> str | None:
+        if f"{place}/checkpoints/10" in request or f"{place}/best/10" in request:
+            seen.append(request)
+        if len(seen) <= request_number:
+            return None
+        process.kill()
+        return "reset"
+
+    with gcs.way(gcs_server) as way, gcs.reached(way.url):
+        process = start(run)
+        way.fault = kill
+        finish(process, -9)
+    finish(start(run))
+    assert_same_as(bucket, digits_unbroken)
+    for series in ("checkpoints", "best"):
+        for checkpoint in matching(absolute(bucket) / series, "*"):
+            assert (checkpoint / "commit_success.txt").exists(), checkpoint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_with_random_faults_ends_as_a_local_one(
+    bucket: str, gcs_server: str, seed: int, digits_unbroken: Path
+):
+    """5% of all answers, and 15% of those to what changes an object."""
+    chance, faults = random.Random(seed), (408, 429, 500, 503, "reset", "cut", "lost")
+
+    def fault(request: str) -> int | str | None:
+        if not request.startswith("GET") and chance.random() < 0.15:
+            return "lost"
+        return chance.choice(faults) if chance.random() < 0.05 else None
+
+    with gcs.way(gcs_server, fault) as way, gcs.reached(way.url):
+        finish(start(command(bucket, **{"evaluation.every": "10 steps"})))
+    assert_same_as(bucket, digits_unbroken)
+
+
+@pytest.fixture(scope="module")
+def digits_unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trains as `command` does on this machine's disk."""
+    workdir = tmp_path_factory.mktemp("digits") / "run"
+    finish(start(command(workdir, **{"evaluation.every": "10 steps"})))
+    return workdir
+
+
+def assert_same_as(bucket: str, local: Path) -> None:
+    """Asserts that a run on gs:// has the result and the metrics of a local one."""
+    ours = absolute(bucket)
+    assert (ours / "result.json").read_bytes() == (local / "result.json").read_bytes()
+    parts = JsonLines(ours / "metrics.jsonl").files()
+    assert b"".join(part.read_bytes() for part in parts) == (local / "metrics.jsonl").read_bytes()

@@ -46,9 +46,16 @@ request_once = GCSFileSystem._request.__wrapped__  # without gcsfs's own six tri
 
 
 class Patience:
-    """How long requests are sent again, in this process; `told`: when a line said so last."""
+    """How long requests of this process are sent again.
+
+    Attributes:
+      seconds: after which a request is given up; any request, while all of them fail.
+      failing: since when all of them fail; None while they are answered.
+      told: when a line said so last.
+    """
 
     seconds = START_SECONDS
+    failing: float | None = None
     told = -TOLD_SECONDS
 
 
@@ -70,7 +77,9 @@ class Store(GCSFileSystem):
         self.requests_timeout = ClientTimeout(total=REQUEST_SECONDS, **limits)
         while True:
             try:
-                return await request_once(self, method, path, *args, **options)
+                answer = await request_once(self, method, path, *args, **options)
+                Patience.failing = None
+                return answer
             except Exception as error:
                 created = "ifGenerationMatch" in options  # the caller asks whether it exists
                 place = "gs://" + re.findall(r"b/([^/]+)", self._format_path(path, args))[-1]
@@ -79,7 +88,9 @@ class Store(GCSFileSystem):
                 if not may_pass(error):
                     raise
                 tell(first_line(error))
-                if (left := began + Patience.seconds - time.monotonic()) <= 0:
+                Patience.failing = Patience.failing or began
+                since = min(began, Patience.failing)
+                if (left := since + Patience.seconds - time.monotonic()) <= 0:
                     raise NoAnswerError(
                         f"{NO_ANSWER} ({first_line(error)}): see whether this machine's network "
                         "reaches it, then run the same command again"

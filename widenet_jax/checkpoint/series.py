@@ -25,7 +25,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from widenet_jax.checkpoint import failed_save  # noqa: F401  # failed saves end quietly
+from widenet_jax.checkpoint.failed_save import bound_tries
 from widenet_jax.checkpoint.manifest import damage, write_manifest
 from widenet_jax.errors import (
     NoAnswerError,
@@ -35,7 +35,7 @@ from widenet_jax.errors import (
     refuse,
     refuse_value,
 )
-from widenet_jax.files import is_remote, matching
+from widenet_jax.files import is_remote, matching, require_store
 from widenet_jax.typing import PyTree
 
 FORMAT_VERSION = 1
@@ -108,6 +108,7 @@ class Series:
         size = tree_bytes(arrays)
         args = {name: ocp.args.StandardSave(tree) for name, tree in arrays.items()}
         args = ocp.args.Composite(meta=ocp.args.JsonSave(dict(meta)), **args)
+        self._bound_tries()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self.checkpointer.save(self.directory / str(step), args=args)
@@ -139,9 +140,12 @@ class Series:
         if full := is_full(error):
             lack, mend = space_text(self.directory, size)  # before anything is removed
             problem = f"{full}{lack}"
-        if not isinstance(error, NoAnswerError):  # it would wait once more
-            with suppress(OSError):
-                self.remove_unfinished()
+        try:
+            self.remove_unfinished()
+        except NoAnswerError as outage:  # so that is why
+            problem, mend = str(outage), "wait for it"
+        except OSError:
+            pass
         return CannotWriteError(
             f"checkpoint {self.step} could not be written to {self.directory}: {problem}; older "
             f"checkpoints are unchanged: {mend}, then run the same command again to resume"
@@ -280,7 +284,13 @@ class Series:
                 damaged[step] = problem
         return NONE
 
+    def _bound_tries(self) -> None:
+        """TensorStore tries as long as all other requests to an object store are sent again."""
+        if is_remote(self.directory):
+            bound_tries(require_store(self.directory).Patience.seconds)
+
     def _read(self, path: epath.Path, **args: Any) -> Any:
+        self._bound_tries()
         with errors_of_reading(path):
             return self.checkpointer.restore(path, args=ocp.args.Composite(**args))
 

@@ -11,6 +11,7 @@ from widenet_jax.errors import (
     BadExampleError,
     BadInputError,
     NoAccessError,
+    NoAnswerError,
     RunFailedError,
     first_line,
 )
@@ -50,6 +51,8 @@ def ending_of(error: Exception, workdir: epath.Path, stop: Stop) -> Exception | 
                 f"{error}; or skip such examples: --config.data.on_bad_example=skip (up to a share "
                 "of config.data.max_bad_fraction; a few of a small set)"
             )
+        case CannotWriteError(__cause__=NoAnswerError()):
+            return None  # as it is; the store cannot be asked what is there
         case CannotWriteError() | FileNotFoundError():
             ours = str(getattr(error, "filename", workdir)).startswith(str(workdir))
             if ours and is_gone(workdir / "config.json"):
