@@ -15,6 +15,8 @@ from widenet_jax import files
 from widenet_jax.errors import BadInputError, NoAccessError, NoAnswerError
 from widenet_jax.files import absolute, is_gone, matching, read_json, write_bytes, write_json
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
+from widenet_jax.vision.data.folders import read_photo
+from widenet_jax.vision.predict import image_paths
 
 TRACKING = {"tensorboard": True, "wandb_project": ""}
 
@@ -129,6 +131,20 @@ def test_a_request_without_an_answer_ends_in_one_line(
         for ask in ASKING:
             with pytest.raises(NoAnswerError, match=r"^gs:// does not answer \(.+\): see whether"):
                 ask(file)
+
+
+def test_images_to_predict(bucket: str, capsys: pytest.CaptureFixture):
+    place = absolute(bucket)
+    for name in ("a/1.png", "a/b/2.jpg", "a/notes.txt"):
+        write_bytes(place / name, name.encode())
+    photos = [f"{bucket}/a/1.png", f"{bucket}/a/b/2.jpg"]
+    assert list(image_paths([f"{bucket}/a"])) == photos
+    assert "1 file left out (.txt 1)" in capsys.readouterr().err
+    assert list(image_paths([photos[1]])) == [photos[1]]
+    assert read_photo(photos[0]) == b"a/1.png"
+    for name, told in (("c", "no image found"), ("*.png", "would be taken as a wildcard")):
+        with pytest.raises(BadInputError, match=told):
+            list(image_paths([f"{bucket}/{name}"]))
 
 
 def test_events_for_tensorboard_are_uploaded_once(bucket: str, gcs_server: str):

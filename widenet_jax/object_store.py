@@ -9,11 +9,13 @@ which reads and writes the arrays of checkpoints, and ArrayRecord have their own
 import asyncio
 import io
 import logging
+import os
 import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import ENOENT
 from typing import IO, Any
 from uuid import uuid4
 
@@ -80,6 +82,9 @@ class Store(GCSFileSystem):
                 answer = await request_once(self, method, path, *args, **options)
                 Patience.failing = None
                 return answer
+            except FileNotFoundError:
+                place = self._format_path(path, args)
+                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), place) from None
             except Exception as error:
                 created = "ifGenerationMatch" in options  # the caller asks whether it exists
                 place = "gs://" + re.findall(r"b/([^/]+)", self._format_path(path, args))[-1]

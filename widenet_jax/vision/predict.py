@@ -82,7 +82,8 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
         top = best(classify([{"image": picture}])[0], trained, options.top)
         rows.append(({"image": path, "top": top}, [path, *shares(top, "class")]))
         if options.overlay:
-            if os.path.exists(options.overlay) and os.path.samefile(path, options.overlay):
+            both = os.path.exists(options.overlay) and os.path.exists(path)
+            if both and os.path.samefile(path, options.overlay):
                 raise BadInputError(
                     f"--overlay={options.overlay} would replace an input; name another file"
                 )
