@@ -34,41 +34,44 @@ from widenet_jax.specs import task_spec
 # The fields of every run, by section; "" are the fields outside sections.
 RUN = {
     "": {
-        "seed": (0, "of parameters, dropout, routing noise and the data's order", 0, 2**32 - 1),
+        "seed": (0, "of parameters, dropout, routing noise, data order", 0, 2**32 - 1),
         "init_from": ("", 'a run, an export, or public weights; "": from scratch'),
         "batch_size": (128, "examples a step, over all devices", 1, 2**20),
-        "duration": ("10 epochs", "of the run, in epochs, steps or examples"),
-        "log_every_steps": (10, "metrics; costs one synchronisation with the devices"),
-        "on_nonfinite": ("stop", "stop; skip: leave out updates that are not finite"),
-        "max_skipped_updates": (10, "with on_nonfinite=skip; after more the run stops", 0),
+        "duration": ("10 epochs", "in epochs, steps or examples"),
+        "log_every_steps": (10, "steps between logged metrics; each waits for the devices"),
+        "on_nonfinite": ("stop", "stop; skip: discard updates that are not finite"),
+        "max_skipped_updates": (10, "with on_nonfinite=skip; more stop the run", 0),
     },
     "data": {
         "num_workers": (0, "reading processes on each host; 0: threads", 0, 2**10),
-        "prefetch": (4, "batches that are read ahead", 1, 2**10),
-        "on_bad_example": ("error", "error; skip: replace examples that cannot be read"),
+        "prefetch": (4, "batches read ahead", 1, 2**10),
+        "on_bad_example": ("error", "error; skip: replace unreadable examples"),
         "max_bad_fraction": (0.001, "more fail the run; small sets: 10 examples, at most 5%", 0, 1),
     },
     "optimizer": {
         "name": ("adamw", "adamw, lamb, sgd, muon"),
         "learning_rate": (1e-3, "after the warm-up"),
-        "end_learning_rate": (0.0, "at the end of the schedule; constant has none"),
+        "end_learning_rate": (0.0, "at the schedule's end; constant has none"),
         "schedule": ("cosine", "after the warm-up: cosine, linear, constant"),
         "warmup": ("0 steps", 'linear, from 0; also "5%" of the run, "1 epoch"'),
-        "b1": (0.9, "decay of the mean of the gradients; adamw, lamb, rest of muon", 0, 0.999999),
-        "b2": (0.999, "decay of the mean of their squares; adamw, lamb, rest of muon", 0, 0.999999),
-        "eps": (1e-6, "added to the root of that mean; adamw, lamb, rest of muon"),
-        "momentum": (0.9, "of sgd, and of muon: there usually 0.95", 0, 0.999999),
-        "adam_rate": (0.1, "muon: share of the learning rate for all but the blocks' matrices"),
-        "tied_rate": ("none", "of a parameter run g times, over g: none, sqrt, visits"),
+        "b1": (0.9, "decay of the gradients' mean; not sgd", 0, 0.999999),
+        "b2": (0.999, "decay of the squared gradients' mean; not sgd", 0, 0.999999),
+        "eps": (1e-6, "added to the root of b2's mean; not sgd"),
+        "momentum": (0.9, "of sgd, and of muon (usually 0.95)", 0, 0.999999),
+        "adam_rate": (0.1, "muon: share of learning_rate outside the blocks' matrices"),
+        "tied_rate": (
+            "none",
+            "divides the update of a parameter used g times: none, sqrt (of g), visits (g)",
+        ),
         "weight_decay": (0.0, "inside LAMB's trust ratio; an L2 loss in SGD; else decoupled"),
         "grad_clip_norm": (1.0, "global norm; 0: no clipping"),
-        "exclude_norm_and_bias": (True, "from decay, and from LAMB's trust ratio"),
-        "decay_exclude": ("", "regular expression of whole parameter paths that do not decay"),
+        "exclude_norm_and_bias": (True, "from decay and LAMB's trust ratio"),
+        "decay_exclude": ("", "regular expression: whole parameter paths without decay"),
         "accumulation_steps": (1, "micro-batches of a step"),
-        "layer_decay": (1.0, "of the learning rate, from each layer to the one below; 1: none"),
+        "layer_decay": (1.0, "learning rate of a layer over the next higher's; 1: equal"),
         "ema_decay": (
             0.0,
-            "of an average of the parameters to evaluate and export; 0: none",
+            "of the parameter average that is evaluated and exported; 0: none",
             0,
             0.999999,
         ),
@@ -77,25 +80,25 @@ RUN = {
     },
     "evaluation": {
         "batch_size": (512, "examples, over all devices", 1, 2**20),
-        "every": ("1 epoch", "during training; a run always ends with one"),
+        "every": ("1 epoch", "interval; a run also ends with an evaluation"),
         "patience": (0, "stop after N evaluations without improvement; 0: never", 0),
     },
     "checkpoint": {
-        "every": ("1 epoch", "a run also saves at its end and when it is stopped"),
-        "keep": (2, "the newest checkpoints; the best one is kept, too"),
-        "retry_minutes": (10.0, "gs:// is asked again where it fails in the middle of a run", 0),
+        "every": ("1 epoch", "interval; a run also saves at its end and when stopped"),
+        "keep": (2, "newest checkpoints, besides the best"),
+        "retry_minutes": (10.0, "how long a run asks gs:// again; a start: 15 s", 0),
     },
     "sharding": {  # axes of the mesh; `data` has the other devices
-        "fsdp": (1, "devices that share the parameters; -1: all that expert leaves", -1),
-        "expert": (1, "devices that share the experts"),
+        "fsdp": (1, "devices that shard the parameters; -1: all that expert leaves", -1),
+        "expert": (1, "devices that shard the experts"),
     },
     "watchdog": {
         "dump_after_seconds": (900, "without progress: print all threads' stacks; 0: never", 0),
         "exit_after_seconds": (0, "without progress: end the process; 0: never", 0),
     },
-    "task": {"name": ("", "what a batch means; the config file chooses it")},
+    "task": {"name": ("", "the config file chooses it")},
     "tracking": {
-        "tensorboard": (True, "whether WORKDIR/tensorboard is written"),
+        "tensorboard": (True, "write WORKDIR/tensorboard"),
         "wandb_project": ("", 'of Weights & Biases; "": none'),
     },
 }
@@ -104,15 +107,11 @@ RUN = {
 ACTIVATIONS = ("gelu_tanh", "gelu", "relu", "silu", "swiglu")
 KERNEL_INITS = ("glorot_uniform", "truncated_normal", "pre_norm", "pre_norm_each_expert", "switch")
 MODEL = {
-    "name": ("", "the kind of model; the config file chooses it"),
+    "name": ("", "the config file chooses it"),
     "embed_dim": (768, "D, width of a token", 1, 2**16),
     "mlp_dim": (3072, "F, hidden width of the dense feed-forward", 1, 2**18),
     "dropout": (0.1, "rate after attention and in the feed-forward", 0, 0.99),
-    "dtype": (
-        "bfloat16",
-        "of the computation: bfloat16, float32; parameters are float32",
-        ("float32", "bfloat16"),
-    ),
+    "dtype": ("bfloat16", "bfloat16, float32; parameters are float32", ("float32", "bfloat16")),
     "norm": ("layer", "layer, rms", ("layer", "rms")),
     "norm_position": (
         "pre",
@@ -120,27 +119,23 @@ MODEL = {
         ("pre", "post", "sandwich", "peri"),
     ),
     "norm_epsilon": (1e-6, "added to the variance in LayerNorm", 0, 1),
-    "activation": (
-        "gelu_tanh",
-        "gelu_tanh, gelu (the exact form), relu, silu, swiglu (gated)",
-        ACTIVATIONS,
-    ),
+    "activation": ("gelu_tanh", "gelu_tanh, gelu (exact), relu, silu, swiglu (gated)", ACTIVATIONS),
     "kernel_init": (
         "glorot_uniform",
         "glorot_uniform, truncated_normal, pre_norm, pre_norm_each_expert, switch",
         KERNEL_INITS,
     ),
     "ffn_output_activation": (False, "a second activation, after the feed-forward"),
-    "ffn_bias": (True, "in the layers of the dense feed-forward"),
-    "unroll": (True, "false: blocks in a loop; compiles faster, runs slower"),
-    "remat": ("none", "none, block: less memory, a third more work", ("none", "block")),
+    "ffn_bias": (True, "in the dense feed-forward"),
+    "unroll": (True, "false: compiles faster, runs slower"),
+    "remat": ("none", "none; block: less memory, a third more work", ("none", "block")),
     "ffn": (
         "mlp",
         "mlp, moe, soft_moe, top_k_mlp, product_key; in the blocks of ffn_blocks",
         ("mlp", "moe", "soft_moe", "top_k_mlp", "product_key"),
     ),
     "ffn_blocks": ("all", "all, every_6 (blocks 5, 11, ...), last_2"),
-    "routing_groups": (0, "of blocks; 0: each block routes", 0),
+    "routing_groups": (0, "groups of blocks that share a routing; 0: each block routes", 0),
     "moe": (None, "the section of ffn=moe"),
     "soft_moe": (None, "the section of ffn=soft_moe"),
 }
@@ -151,27 +146,27 @@ IMAGE_MODEL = {
         "learned, none, or zero: a constant token with a learned position",
         ("learned", "zero", "none"),
     ),
-    "pool": ("token", "mean of all tokens, or token: the CLS token", ("token", "mean")),
+    "pool": ("token", "token: the CLS token; mean: of all tokens", ("token", "mean")),
     "pre_logits": (True, "a tanh layer before the classifier"),
 }
 TEXT_MODEL = {
     "embedding_dim": (128, "width of the embeddings", 1, 2**16),
     "projection": (True, "from embedding_dim to embed_dim"),
     "num_positions": (512, "the longest sequence", 1, 2**20),
-    "num_token_types": (2, "texts of a sequence", 2, 2**10),
-    "ffn_dropout": (False, "whether dropout also acts within the feed-forward"),
+    "num_token_types": (2, "texts in a sequence", 2, 2**10),
+    "ffn_dropout": (False, "dropout also within the feed-forward"),
 }
 LANGUAGE_MODEL = {
-    "allow_mixing": (False, "whether experts may see later tokens: expert_choice, soft_moe"),
-    "ffn_dropout": (True, "whether dropout also acts within the feed-forward"),
-    "tied_output": (False, "whether the output layer is the embedding, without a bias"),
+    "allow_mixing": (False, "allow expert_choice and soft_moe, which see later tokens"),
+    "ffn_dropout": (True, "dropout also within the feed-forward"),
+    "tied_output": (False, "the output layer is the embedding, without bias"),
     "top_k_mlp": (None, "the section of ffn=top_k_mlp"),
     "product_key": (None, "the section of ffn=product_key"),
 }
 LOOP = {  # config.model.loop, see widenet_jax/nn/loop_settings.py
-    "prelude": (0, "own blocks before the core", 0, 2**10),
+    "prelude": (0, "unshared blocks before the core", 0, 2**10),
     "core": (((12, 1),), '(layers, loops) of each group; ((1, 12),): a block 12 times; ("ABA", 1)'),
-    "coda": (0, "own blocks after the core", 0, 2**10),
+    "coda": (0, "unshared blocks after the core", 0, 2**10),
     "inject": (
         "none",
         "none, add, linear: how the state before the core enters each loop",
@@ -179,7 +174,7 @@ LOOP = {  # config.model.loop, see widenet_jax/nn/loop_settings.py
     ),
     "start": (
         "prelude",
-        "prelude, zeros, noise: the state with which the core begins",
+        "the core's first state: prelude, zeros, noise",
         ("prelude", "zeros", "noise"),
     ),
     "condition": (
@@ -187,13 +182,9 @@ LOOP = {  # config.model.loop, see widenet_jax/nn/loop_settings.py
         "none, index, index_state: what modulates the core's norms in each loop",
         ("none", "index", "index_state"),
     ),
-    "routing": (
-        "own",
-        "own; first: each loop takes the experts of its layer's first loop",
-        ("own", "first"),
-    ),
-    "embed": (False, "a learned vector of each loop is added as it begins"),
-    "state_norm": (False, "a norm of the state ends each loop"),
+    "routing": ("own", "own; first: every loop keeps the first loop's experts", ("own", "first")),
+    "embed": (False, "add a learned vector at the start of each loop"),
+    "state_norm": (False, "normalise the state after each loop"),
     "residual_scale": (
         "1",
         "of the core's branches: 1, 1/loops, 1/(loops*sqrt(layers))",
@@ -203,35 +194,31 @@ LOOP = {  # config.model.loop, see widenet_jax/nn/loop_settings.py
 TIES = ("none", "loops", "core")
 TIE = {  # config.model.loop.tie: what shares weights in the core: none, loops of a layer, core
     "attention": ("loops", "none, loops, core", TIES),
-    "experts": ("loops", "the feed-forward, with experts or dense: none, loops, core", TIES),
-    "router": (
-        "experts",
-        "of the experts: experts (as they are), none, loops, core",
-        (*TIES, "experts"),
-    ),
-    "norms": ("none", "of a block: none, loops, core", TIES),
+    "experts": ("loops", "the whole feed-forward: none, loops, core", TIES),
+    "router": ("experts", "experts (as tie.experts), none, loops, core", (*TIES, "experts")),
+    "norms": ("none", "none, loops, core", TIES),
 }
 COUNTS = {  # config.model.loop.counts: of each group that loops
     "train": (
         "fixed",
-        "fixed: as core says; poisson; grow: from 1 to the core's in equal stages",
+        "fixed: as core says; poisson; grow: from 1, in equal stages",
         ("fixed", "poisson", "grow"),
     ),
-    "mean": (0, "of poisson, m; 0: the core's", 0, 2**10),
-    "sigma": (0.5, "of poisson, the deviation of log m", 0, 4),
-    "backprop_last": (8, "of poisson, the loops with a gradient", 1, 2**10),
+    "mean": (0, "of poisson: m; 0: the core's", 0, 2**10),
+    "sigma": (0.5, "of poisson: deviation of log m", 0, 4),
+    "backprop_last": (8, "of poisson: the last loops, which get a gradient", 1, 2**10),
     "eval": (0, "loops in evaluation; 0: as trained", 0, 2**10),
 }
 EXIT = {  # config.model.loop.exit: predictions after each loop, of language models without a memory
     "loss": (
         "last",
-        "last loop's; mean over loops; expected: of a gate that learns when to leave",
+        "last loop's; mean over loops; expected: by a learned exit gate",
         ("last", "mean", "expected"),
     ),
-    "entropy": (0.1, "of expected: weight of the entropy of when to leave", 0, 1e3),
+    "entropy": (0.1, "of expected: weight of the exit distribution's entropy", 0, 1e3),
     "rule": (
         "none",
-        "in evaluation: none, the last loop's; gate; kl: where little changes",
+        "in evaluation: none (last loop); gate; kl: predictions settled",
         ("none", "gate", "kl"),
     ),
     "threshold": (0.5, "of gate: a probability; of kl: nats", 0, 1e3),
@@ -245,26 +232,26 @@ ATTENTION = {  # config.model.attention; its settings say the fields of each
         "auto, xla, pallas (TPUs), cudnn (GPUs): equal up to rounding",
         ("auto", "xla", "pallas", "cudnn"),
     ),
-    "rope": (0.0, "share of H that rotates by the token's place (RoPE)", 0, 1),
-    "qk_norm": (False, "queries and keys of a head are normed (RMS)"),
-    "use_bias": (True, "of full attention, in its four projections"),
+    "rope": (0.0, "share of H with rotary positions (RoPE)", 0, 1),
+    "qk_norm": (False, "RMS norm of each head's queries and keys"),
+    "use_bias": (True, "of full attention's four projections"),
     "num_experts": (1, "A of switch_head, for values and for output; 1: a gate", 1, 2**10),
     "num_selected_experts": (2, "of A > 1, for each token and head"),
-    "entropy": (0.001, "of switch_head: weight of the loss that evens its experts"),
+    "entropy": (0.001, "of switch_head: weight of its balance loss"),
 }
 EXPERTS = {  # config.model.moe
     "mlp_dim": (4096, "hidden width of an expert", 1, 2**18),
     "num_experts": (4, "E", 1, 2**12),
     "num_selected_experts": (2, "K, experts for each token"),
-    "shared_experts": (0, "more experts, which see every token", 0, 2**12),
-    "capacity_factor": (1.2, "slots for each choice of a token", 1e-3, 1e3),
+    "shared_experts": (0, "additional experts that see every token", 0, 2**12),
+    "capacity_factor": (1.2, "slots for each (token, choice) pair", 1e-3, 1e3),
     "capacity_factor_eval": (2.0, "as capacity_factor, in evaluation", 1e-3, 1e3),
     "capacity_rule": (
         "paper",
         "paper, literal, authors_code, unlimited: no token is dropped",
         ("paper", "literal", "authors_code", "unlimited"),
     ),
-    "examples_per_group": (16, "that are routed together, whatever the devices"),
+    "examples_per_group": (16, "examples routed together, on any number of devices"),
     "priority": (
         "token_order",
         "token_order, first_choice_first, batch_prioritized",
@@ -272,37 +259,34 @@ EXPERTS = {  # config.model.moe
     ),
     "dispatch": (
         "auto",
-        "auto, einsum, gather, ragged, masked: equal results, another cost",
+        "auto, einsum, gather, ragged, masked: same result, different cost",
         ("auto", "einsum", "gather", "ragged", "masked"),
     ),
     "activation": ("gelu_tanh", "as model.activation", ACTIVATIONS),
-    "use_bias": (True, "in the layers of an expert"),
+    "use_bias": (True, "in the experts"),
     "output_dropout": (0.0, "after the weighted sum of the experts", 0, 0.99),
 }
 LANGUAGE_EXPERTS = {
-    "dropout": (0.0, "after the hidden layer of an expert", 0, 0.99),
+    "dropout": (0.0, "after an expert's hidden layer", 0, 0.99),
     "kernel_init": ("pre_norm", "as model.kernel_init", KERNEL_INITS),
 }
 ROUTER = {  # config.model.moe.router; a router has the fields that its entry in ROUTERS lists
-    "name": ("top_k", "a name in ROUTERS; the router's own fields stand beside it"),
+    "name": ("top_k", "a name in ROUTERS; its own fields stand beside it"),
     "noise_std": (1.0, "of the scores in training, in units of 1 / E", 0, 1e3),
-    "expert_dropout": (0.0, "share of the experts hidden from a token in training", 0, 0.99),
-    "bias_balancing": (False, "a bias of each expert, for the choice alone, evens the loads"),
-    "groups": (2, "of experts"),
+    "expert_dropout": (0.0, "share of experts hidden from a token in training", 0, 0.99),
+    "bias_balancing": (False, "even the loads by a bias on the choice alone"),
+    "groups": (2, "of experts, in hierarchical"),
     "selected_groups": (2, "for each token"),
 }
 LOSSES = {  # config.model.moe.losses: a weight for each
     "load_balance": (0.0, "WideNet, eqs. 3-5"),
     "switch": (0.0, "Fedus et al. 2021"),
     "importance": (0.0, "variation of the experts' gates, Shazeer et al. 2017"),
-    "load": (0.0, "variation of their smooth counts; routers with learned noise"),
+    "load": (0.0, "variation of smooth token counts; routers with learned noise"),
     "entropy": (0.0, "negative entropy of the mean choice, Csordás et al. 2023"),
-    "entropy_of_chosen": (
-        0.0,
-        "entropy of the chosen, best first; the release leaves their order open",
-    ),
+    "entropy_of_chosen": (0.0, "as entropy, over the chosen experts, best first"),
     "z": (0.0, "squared logsumexp of the scores, Zoph et al. 2022"),
-    "over": ("batch", "statistics are over: batch, group", ("group", "batch")),
+    "over": ("batch", "statistics over: batch, group", ("group", "batch")),
 }
 TYING_LOSSES = {"first_choice": (0.0, "of variant tying: load_balance, of first choices alone")}
 SOFT_MOE = {  # config.model.soft_moe
@@ -310,7 +294,7 @@ SOFT_MOE = {  # config.model.soft_moe
     "num_experts": (4, "E", 1, 2**12),
     "capacity_factor": (1.0, "slots of all experts, for each token", 1e-3, 1e3),
     "activation": ("gelu_tanh", "as model.activation", ACTIVATIONS),
-    "use_bias": (True, "in the layers of an expert"),
+    "use_bias": (True, "in the experts"),
 }
 TOP_K_MLP = {  # config.model.top_k_mlp
     "mlp_dim": (2053, "F", 1, 2**18),
@@ -322,10 +306,14 @@ PRODUCT_KEY = {  # config.model.product_key
     "num_keys": (62, "n of each half; the table has n^2 values", 1, 2**11),
     "num_heads": (4, "choices from the same table", 1, 2**11),
     "knn": (32, "values that a head reads"),
-    "weights": ("relu", "of the values: relu or softmax of the scores", ("relu", "softmax")),
-    "combine_heads": ("after", "before: as the paper ran", ("after", "before")),
+    "weights": ("relu", "relu or softmax of the scores", ("relu", "softmax")),
+    "combine_heads": ("after", "after; before: as the paper ran", ("after", "before")),
     "query_dim": (0, "of a projected query; 0: the token itself", 0),
-    "table_init": ("embed_fan", "or: values_fan, lample", ("embed_fan", "values_fan", "lample")),
+    "table_init": (
+        "embed_fan",
+        "embed_fan, values_fan, lample",
+        ("embed_fan", "values_fan", "lample"),
+    ),
 }
 MODELS = {
     "model": MODEL | IMAGE_MODEL | TEXT_MODEL | LANGUAGE_MODEL,

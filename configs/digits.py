@@ -5,7 +5,7 @@
   python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits
 
 Cost: under two minutes on 2 CPU cores. Paper: not an experiment of the paper. Ours: 97.17%
-(95.83 to 98.61% over seeds 0 to 4), docs/log/results.md.
+(95.83 to 98.61% over seeds 0 to 4), docs/log/digits.md.
 
 Other models: configs/digits.py:vit_tiny, vit_moe_tiny, each with options, as in
 configs/digits.py:widenet_tiny,share_norms=true.

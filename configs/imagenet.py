@@ -8,7 +8,8 @@ Recipe (Table 6; the authors' released code where the text is silent): 300 epoch
 RandAugment, cosine decay to 0. The paper used 256 TPUv3 cores with 16 images each, and routed those
 16 together.
 
-Cost: what the paper states, in TPUv3 core-days; our plans: docs/log/performance.md. Ours: not run.
+Cost: what the paper states, in TPUv3 core-days; our plans: docs/log/plans_256_tpuv3.md. Ours: not
+run.
 
 | variant                            | table   | params      | paper: top-1     | core-days |
 |------------------------------------|---------|-------------|------------------|-----------|

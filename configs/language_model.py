@@ -40,7 +40,7 @@ mixture of experts, the K largest hidden units or product keys in every block.
 | wt_b      | 1024, 18, 16x64| 4110    | 32 x 128, 4  | 262.5M / 262.5M           |
 | e8        | 512, 12, 8x64  | 2053    | 16 x 128, 4  | 41.2M / 41.2M             |
 
-Plans for TPUs: docs/log/performance.md.
+Plans for TPUs: docs/log/plans_language_models.md.
 
 Test perplexity, e8 in bits a byte. Paper: one run each, no seeds. Ours: not run.
 
@@ -154,7 +154,7 @@ def get_config(variant: str = "wt_s") -> ConfigDict:
             config.data.update(path="data/bytes", max_length=128)
             config.update(batch_size=8, evaluation={"batch_size": 8})
             config.update(duration="1000 steps", evaluation={"every": "1000 steps"})
-            # By width, each the best of a pilot (docs/howto/loops.md).
+            # By width, each the best of a pilot (docs/log/loops_pilot.md).
             rates = {108: 2e-3, 180: 1e-3}
             config.optimizer.learning_rate = rates.get(config.model.embed_dim, 4e-3)
         if small:

@@ -404,7 +404,7 @@ def experts_section(options: Mapping) -> dict:
 def router_losses(router: str, size: Mapping, *, like: str = "sigmoid") -> dict:
     """Returns the weights of the losses of a router's paper, or else of the size.
 
-    A router of an imported file has those of `like`, the router that it replaces.
+    A router of an imported file has the fields of `like`, the router that it replaces.
     """
     known = router if router in ROUTER_FIELDS else like
     return ROUTER_LOSSES.get(known, SIGMA_MOE_LOSSES | size.get("losses", {}))

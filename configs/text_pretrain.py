@@ -20,7 +20,7 @@
 
 Table 2 after finetuning (configs/squad.py, configs/glue.py), development sets: F1 / exact match
 of SQuAD, accuracy of MNLI (matched) and SST-2, their mean. Ours: not run. Plans:
-docs/log/performance.md.
+docs/log/plans_slices.md.
 
 | variant    | params | SQuAD1.1    | SQuAD2.0    | MNLI | SST-2 | mean |
 |------------|--------|-------------|-------------|------|-------|------|

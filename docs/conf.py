@@ -16,6 +16,8 @@ autodoc_member_order = "bysource"
 html_theme = "sphinx_book_theme"
 html_title = project
 html_theme_options = {"show_toc_level": 2, "home_page_in_toc": True}
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 nb_execution_mode = "off"
 

@@ -7,26 +7,24 @@ from collections.abc import Mapping
 
 from widenet_jax.config.fields import field_of, named
 from widenet_jax.config.imports import configs_module
-from widenet_jax.run.tables import table_of
 from widenet_jax.specs import task_spec
 
 INTRODUCTION = """\
 # The fields of a config
 
-`--config.FIELD=VALUE` sets a field, in every command that takes a config. A config file takes the
-defaults below and changes what its experiment needs. `--print_config` prints the fields of one
-config, or of a run:
+`--config.FIELD=VALUE` sets a field in every command that takes a config. These are the defaults; a
+config file changes some. `--print_config` shows the fields of one config, or of a run:
 
     python -m widenet_jax.main --config=configs/imagenet.py:widenet_l --print_config
     python -m widenet_jax.main --workdir=runs/digits --print_config
 
-A duration is text, a number and a unit: `"300 epochs"`, `"500 steps"`, `"1e6 examples"`. A warm-up
-may also be a share of the run, `"5%"`. An epoch may end inside a batch: a run ends after the
-nearest step, and so does each interval of `evaluation.every` and `checkpoint.every`. Whole numbers
-are at least 1 and others at least 0, unless the meaning names another value.
+A duration is a number and a unit: `"300 epochs"`, `"500 steps"`, `"1e6 examples"`. A run, and each
+interval of `evaluation.every` and `checkpoint.every`, ends at the step that is nearest. Whole
+numbers are at least 1 and others at least 0, unless the meaning names another value.
 
-To change this page, change a row of `configs/defaults.py` or of a task's `spec.py`, and run
-`PYTHONPATH=. python tests/config_page.py > docs/reference/config.md`.
+This page comes from rows in `configs/defaults.py` and in each task's `spec.py`. To write it again:
+
+    PYTHONPATH=. python tests/config_page.py > docs/reference/config.md
 """
 TASKS = {
     "classification": "Images",
@@ -36,11 +34,15 @@ TASKS = {
     "language_modeling": "Language models",
 }
 MODELS = """\
-`configs/sizes.py` has the values of each model; a default below holds where it names none.
-`model.activation`, `model.kernel_init` and a language model's `model.dropout` also set the fields
-of that name in the section of a feed-forward, unless the variant or a flag gives them another
-value; in a pretrained model (`glue.py`, `squad.py`, `finetune.py:pretrained`) they do not.
+`configs/sizes.py` has the values of each model; the defaults below fill the rest.
+`model.activation`, `model.kernel_init` and, in language models, `model.dropout` also set the same
+field of the feed-forward's section (`model.moe`, ...), unless the variant or a flag sets that one,
+or the model is pretrained (`glue.py`, `squad.py`, `finetune.py:pretrained`).
 """
+PARTS = ("loop", "loop.tie", "loop.counts", "loop.exit", "attention")  # of every model
+KINDS = {"images": "IMAGE_MODEL", "texts": "TEXT_MODEL", "language": "LANGUAGE_MODEL"}
+EXPERTS = ("model.moe", "model.moe.router", "model.moe.losses")
+OTHERS = ("model.soft_moe", "model.top_k_mlp", "model.product_key")
 
 
 def page() -> str:
@@ -50,26 +52,13 @@ def page() -> str:
     for task, title in TASKS.items():
         parts += [f"## {title}\n", f"With `config.task.name={task}`:\n"]
         parts.append(table(task_spec(task).sections))
-    parts_of = (
-        "model.loop",
-        "model.loop.tie",
-        "model.loop.counts",
-        "model.loop.exit",
-        "model.attention",
-    )
-    every = {"model": set_fields(defaults.MODEL)} | {k: defaults.MODELS[k] for k in parts_of}
-    parts += ["## Models\n", MODELS, table(every)]
-    kinds = {
-        "images": defaults.IMAGE_MODEL,
-        "texts": defaults.TEXT_MODEL,
-        "language": defaults.LANGUAGE_MODEL,
-    }
-    for title, rows in kinds.items():
-        parts += [f"## Models of {title}\n", table({"model": set_fields(rows)})]
-    for section, title in FEED_FORWARDS.items():
-        here = f"model.{section}."
-        of_section = {k: v for k, v in defaults.MODELS.items() if f"{k}.".startswith(here)}
-        parts += [f"## {title}\n", f"With `config.model.ffn={section}`:\n", table(of_section)]
+    sections = {name: defaults.MODELS[name] for name in (f"model.{part}" for part in PARTS)}
+    parts += ["## Models\n", MODELS, table({"model": set_fields(defaults.MODEL)} | sections)]
+    for kind, rows in KINDS.items():
+        parts += [f"### Models of {kind}\n", table({"model": set_fields(getattr(defaults, rows))})]
+    for title, names in {"Mixture of experts": EXPERTS, "Other feed-forwards": OTHERS}.items():
+        parts += [f"## {title}\n", "The section that `config.model.ffn` names:\n"]
+        parts.append(table({name: defaults.MODELS[name] for name in names}))
     return "\n".join(parts)
 
 
@@ -78,24 +67,11 @@ def set_fields(rows: Mapping[str, tuple]) -> dict[str, tuple]:
     return {name: row for name, row in rows.items() if row[0] is not None}
 
 
-# The section of a feed-forward -> the title of its table.
-FEED_FORWARDS = {
-    "moe": "Mixture of experts",
-    "soft_moe": "Soft mixture of experts",
-    "top_k_mlp": "The largest hidden units",
-    "product_key": "Product keys",
-}
-
-
 def table(sections: Mapping[str, Mapping[str, tuple]]) -> str:
     """Returns a Markdown table of the fields of some sections."""
-    columns = {
-        "field": lambda field: f"`{field.name}`",
-        "default": lambda field: f"`{field.text}`",
-        "meaning": lambda field: field.comment,
-    }
     fields = [field_of(name, row) for name, row in sorted(named(sections).items())]
-    return table_of(columns, fields) + "\n"
+    rows = [f"`{field.name}` | `{field.text}` | {field.comment}" for field in fields]
+    return "\n".join(["field | default | meaning", "---|---|---", *rows, ""])
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import widenet_jax as wj
 from widenet_jax import train
 from widenet_jax.errors import BadInputError
 
-EXAMPLE = re.search(
-    r"```python\n(import[^`]*wj\.train\([^`]*)```", (ROOT / "docs" / "howto" / "use.md").read_text()
-)[1]
+*EXAMPLES, EXAMPLE = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "use.md").read_text(), re.DOTALL
+)
 FIELDS = {"duration": "4 epochs", "evaluation.every": "1 epoch", "checkpoint.every": "1 epoch"}
 
 
@@ -43,6 +43,16 @@ def test_the_guides_example_runs_and_resumes(tmp_path: Path, monkeypatch, capsys
         with pytest.raises(BadInputError, match="was trained on data with another content"):
             how = {"data": data, "eval_data": eval_data, "fields": FIELDS}
             wj.train("configs/digits.py", again, **how)
+
+
+@pytest.mark.slow
+def test_the_guides_other_examples_run():
+    """A model of the package, an untrained one, and the layer of experts alone."""
+    found: dict = {}
+    for example in EXAMPLES:
+        exec(compile(example, "use.md", "exec"), found)
+    assert found["model"].task == "classification"
+    assert found["output"].y.shape == found["x"].shape and found["output"].aux["loss"] > 0
 
 
 def test_mistakes_are_exceptions(tmp_path: Path):

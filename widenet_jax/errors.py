@@ -323,7 +323,7 @@ def check_section(
 
 
 def fields_of(kind: type) -> Iterator[dataclasses.Field]:
-    """Yields the fields of a class, and those of the settings that a module of ours holds."""
+    """Yields the fields of a class, and of the settings that a module of ours holds."""
     for field in dataclasses.fields(kind):
         if field.name in ("stack", "settings") and dataclasses.is_dataclass(field.type):
             yield from dataclasses.fields(field.type)

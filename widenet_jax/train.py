@@ -163,12 +163,12 @@ def train(
       fields: of the config, by name: {"duration": "2 epochs"}.
       on_evaluation: called with step and metrics after each evaluation, on the first host. What it
         raises ends the run, whose state is saved first; a resumed run evaluates and calls it again.
-      extend: as of `run`.
+      extend: as in `run`.
       imports: files that register parts of the model or the task.
 
     Returns: what `result.json` holds.
 
-    Raises: as `run`; never SystemExit.
+    Raises: as `run` does; never SystemExit.
     """
     from widenet_jax.inference.pretrained_config import set_fields
     from widenet_jax.run.arguments import check_arguments

@@ -54,7 +54,7 @@ def test_every_field_has_a_meaning_and_is_on_the_page():
     for field in itertools.chain.from_iterable(described(config_named(name)) for name in CONFIGS):
         assert field.comment, f"{field.name} has no meaning in configs/defaults.py"
         if field.value is not None:
-            assert f"| `{field.name}`" in text, f"{field.name} is not in docs/reference/config.md"
+            assert f"\n`{field.name}` |" in text, f"{field.name} is not in docs/reference/config.md"
 
 
 def test_the_page_is_up_to_date():

@@ -32,7 +32,7 @@ class Source(Protocol):
     A source is small to pickle: worker processes receive a copy and open files at the first read.
 
     Attributes:
-      info: what tasks and models must know of the set, as JSON holds it: {"class_names": [...]}
+      info: the facts about the set that tasks and models need, as JSON: {"class_names": [...]}
         for labelled images. Both splits of a run must agree on it. Each entry becomes a file of the
         workdir, `class_names.json`, and an entry of a checkpoint's meta, so that no key may be one
         that the run uses itself, such as config, environment or result.
@@ -63,8 +63,8 @@ class Stream(Source, Protocol):
     """A source whose examples are consecutive windows of a text, read in order, in B rows.
 
     Its batches have "tokens" and "fresh"; no transform is applied to them. It has the attributes
-    `bytes_per_token` and `words_per_token`, None where words were not counted, and `text`, what the
-    text is called. It may have `losses`, shares of the text that its tokenizer loses.
+    `bytes_per_token` and `words_per_token`, None where words were not counted, and `text`, the
+    text's name. It may have `losses`, shares of the text that its tokenizer loses.
     """
 
     def read_windows(self, indices: np.ndarray) -> np.ndarray:
@@ -97,7 +97,7 @@ class ArraySpec(NamedTuple):
 
 
 class StreamInfo(NamedTuple):
-    """What a task must know of a `Stream` to measure in bits per byte of its text.
+    """Text statistics that turn a loss per token into bits per byte.
 
     Attributes:
       bytes_per_token: of the training split.

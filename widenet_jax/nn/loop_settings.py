@@ -145,10 +145,10 @@ class LoopSettings:
       condition: how the norms of the core's blocks know their loop k, n(x) (1 + g) + b with (g, b)
         = W2 silu(c_k) ("index") or W2 silu(W1 n(x) + c_k) ("index_state"); see
         `loop_modules.Condition`.
-      routing: "own", or "first": every loop takes the experts that its layer's first loop chose.
+      routing: "own"; "first": each loop takes the experts, gates and slots of its layer's first.
       embed: whether a learned vector of each loop of a group, 0 at first, is added as it begins.
       state_norm: whether a norm of the state ends each loop, one norm a group.
-      residual_scale: a name in `RESIDUAL_SCALES`, of the core's residual branches.
+      residual_scale: in `RESIDUAL_SCALES`, of the core's branches; by the loops of `core` alone.
       counts: see `Counts`.
       exit: see `Exit`.
     """
@@ -209,7 +209,7 @@ class LoopSettings:
         return [part for part, tie in (ties | {"norms": self.tie.norms}).items() if several[tie]]
 
     def untied(self) -> list[str]:
-        """Returns the parts of which each step of the core has its own."""
+        """Returns the parts whose weights no two steps of the core share."""
         return [part for part, tie in dataclasses.asdict(self.tie).items() if tie == "none"]
 
     def other_counts(self) -> list[str]:

@@ -243,7 +243,7 @@ class MlpSettings(FfnSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TopKMlpSettings(MlpSettings):
-    """Settings of the dense feed-forward of which a token has the K largest hidden units.
+    """Settings of the dense feed-forward that keeps a token's K largest hidden units.
 
     Attributes:
       num_active: K, 1 to F.

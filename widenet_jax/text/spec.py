@@ -26,7 +26,7 @@ MASKED_LM = specs.TaskSpec(
         },
         "data": {
             "source": ("text", "text; tiny_text: an embedded novel, with data.path empty"),
-            "path": ("", "a set that scripts/prepare_data.py text wrote, local or gs://"),
+            "path": ("", "a set of prepare_data.py text, local or gs://"),
             "train_split": ("train", "its name in the set"),
             "eval_split": ("valid", "its name in the set"),
             "max_length": (512, "T, tokens of a sequence", 5, 2**16),

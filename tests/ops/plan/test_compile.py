@@ -100,7 +100,7 @@ def test_a_large_product_runs_at_the_peak(name: str, sizes: tuple[int, int, int]
 @needs_libtpu
 @pytest.mark.slow
 def test_the_estimate_is_right_for_products_alone():
-    """As `docs/log/performance.md` has it."""
+    """As `docs/log/compiler_estimate.md` has it."""
     found = import_file(str(ROOT / "scripts/compare/schedules.py")).cycles("v5e-4")
     ratios = {name: estimate / schedule for name, (estimate, schedule) in found.items()}
     assert ratios["8192 x 3072 x 768"] == pytest.approx(1, abs=0.05)
@@ -110,7 +110,7 @@ def test_the_estimate_is_right_for_products_alone():
 @needs_libtpu
 @pytest.mark.slow
 def test_the_attention_kernel_against_xla_by_schedule():
-    """As `docs/log/performance.md` has it, at T = 512."""
+    """As `docs/log/full_attention.md` has it, at T = 512."""
     prices, v5e = import_file(str(ROOT / "scripts/compare/attention.py")), parse_topology("v5e-4")
     assert prices.alone(v5e, "pallas", 512, masked=True) < 0.42
     assert prices.layer(v5e, "pallas", 512) < 0.8 * prices.layer(v5e, "xla", 512)

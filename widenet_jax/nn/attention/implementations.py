@@ -31,7 +31,7 @@ from widenet_jax.sharding import device_kind, on_each_device, platform
 from widenet_jax.typing import Array
 
 AUTO, FIELD = "auto", IMPLEMENTATION
-# Where plans price a layer lower with the kernel than with xla (docs/log/performance.md): on any
+# Where plans price a layer lower with the kernel than with xla (docs/log/full_attention.md): on any
 # TPU from this T; on these at any T. On others the two are about alike below it.
 PAYS_FROM = 384
 SHORT_ROWS_PAY = ("TPU v2", "TPU v3", "TPU v4", "TPU v5")  # the last is v5p

@@ -270,7 +270,7 @@ EINSUM_TOKENS = 512
 
 
 # Share of selected experts from which all experts on all tokens cost no more than sorting the
-# tokens, if none may be dropped: by prices for v3 and v5e at F = 128, see docs/log/performance.md.
+# tokens, if none may be dropped: prices for v3 and v5e, see docs/log/experts_without_limit.md.
 MASKED_SHARE = 1 / 4
 
 

@@ -21,7 +21,7 @@ class SoftMoe(Module):
     all tokens of an example take part in every slot. Padding is not among the tokens; its own
     outputs are computed but never read. Parameters: `mu` [D, E, p], `scale`, 1 at first, `experts`.
 
-    Shorter and longer examples have as many slots as those of the initialisation.
+    The initialisation fixes the number of slots, also of shorter and longer examples.
     """
 
     settings: SoftMoeSettings

@@ -26,7 +26,7 @@ from widenet_jax.typing import Shapes
 
 GIB = 2**30
 # Predicted by measured time of 20 public measurements on v3 to v6e, lowest and highest:
-# see docs/log/performance.md.
+# see docs/log/plans_against_measurements.md.
 BAND = (0.81, 1.14)
 GUESS = 2  # what is guessed may take half or twice as long; no measurement backs this
 
