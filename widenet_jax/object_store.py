@@ -3,7 +3,8 @@
 A request that a store refuses ends in `NoAccessError` at once. A request that it does not answer
 (silence, a lost connection, 408, 429, 5xx) is sent again for 15 s at a start, and for
 `config.checkpoint.retry_minutes` once a run trains; then `NoAnswerError` ends it. TensorStore,
-which reads and writes the arrays of checkpoints, and ArrayRecord have their own limits.
+which reads and writes the arrays of checkpoints, tries as long (`checkpoint.failed_save`);
+ArrayRecord has its own limits.
 """
 
 import asyncio
@@ -83,16 +84,19 @@ class Store(GCSFileSystem):
                 Patience.failing = None
                 return answer
             except FileNotFoundError:
+                Patience.failing = None
                 place = self._format_path(path, args)
                 raise FileNotFoundError(ENOENT, os.strerror(ENOENT), place) from None
             except Exception as error:
                 created = "ifGenerationMatch" in options  # the caller asks whether it exists
                 place = "gs://" + re.findall(r"b/([^/]+)", self._format_path(path, args))[-1]
-                if reason := refusal(error, created=created):
+                reason = refusal(error, created=created)
+                if reason and (reason[0] != 401 or wait > FIRST_WAIT):  # a token may just expire
                     raise NoAccessError(*reason, place) from error
-                if not may_pass(error):
+                if not (reason or may_pass(error)):
                     raise
-                tell(first_line(error))
+                if not reason:
+                    tell(first_line(error))
                 Patience.failing = Patience.failing or began
                 since = min(began, Patience.failing)
                 if (left := since + Patience.seconds - time.monotonic()) <= 0:

@@ -174,14 +174,17 @@ def test_what_a_killed_save_leaves_is_no_checkpoint(directory: Path):
 def test_a_save_cut_off_on_an_object_store_is_removed(bucket: str):
     """It cannot rename: Orbax writes in place, and commits with a file."""
     place, marker = absolute(bucket), "commit_success.txt"
-    with opened(place) as series:
+    with opened(place, keep=3) as series:
         save(series, 5, arrays(5))
         (place / "10" / "params").mkdir(parents=True)
         write_text(place / "10" / "params" / "manifest.ocdbt", "")
         assert series.steps() == [5]
         assert (place / "5" / marker).exists()
+        write_text(place / "15" / "manifest.json", "{}")  # of a copy from a disk, or cut off late
         assert series.remove_unfinished() == ["10"]
         save(series, 10, arrays(10))
+        save(series, 15, arrays(15))
+        series.directory.joinpath("15").rmtree()
         with pytest.raises(RunFailedError, match=r"5 could not be written to .* already exists"):
             save(series, 5, arrays(10))
         assert series.steps() == [5, 10]

@@ -26,7 +26,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from widenet_jax.checkpoint.failed_save import bound_tries
-from widenet_jax.checkpoint.manifest import damage, write_manifest
+from widenet_jax.checkpoint.manifest import MANIFEST, damage, write_manifest
 from widenet_jax.errors import (
     NoAnswerError,
     RunFailedError,
@@ -40,6 +40,7 @@ from widenet_jax.typing import PyTree
 
 FORMAT_VERSION = 1
 UNFINISHED = ".orbax-checkpoint-tmp"
+COMMIT_SECONDS = 3600  # for hosts to wait for one that asks a store again
 COMMITTED = "commit_success.txt"  # Orbax's marker on object stores
 NONE = -1  # no step
 FEW_INODES = 100  # a checkpoint has dozens of files
@@ -85,7 +86,9 @@ class Series:
         # Directories are made before a save begins. Threads that wait for a directory which cannot
         # be made would keep a process from ending for minutes.
         commit = ocp.AsyncOptions(
-            post_finalization_callback=self._before_commit, create_directories_asynchronously=False
+            timeout_secs=COMMIT_SECONDS,
+            post_finalization_callback=self._before_commit,
+            create_directories_asynchronously=False,
         )
         items = {name: ocp.StandardCheckpointHandler() for name in ("params", "opt_state", "carry")}
         handler = ocp.CompositeCheckpointHandler(
@@ -111,11 +114,23 @@ class Series:
         self._bound_tries()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._remove_uncommitted(step)
             self.checkpointer.save(self.directory / str(step), args=args)
         except Exception as error:
             raise self._cannot_write(error, size) from error
         self.writing = threading.Thread(target=self._finish, args=(size,), name="checkpoint")
         self.writing.start()
+
+    def _remove_uncommitted(self, step: int) -> None:
+        """Deletes what a save of this step left on an object store when it was cut off.
+
+        Orbax refuses to write to a place that exists. Its option `force` would delete a committed
+        checkpoint as well. The other hosts wait for the first one when they begin to save.
+        """
+        place = self.directory / str(step)
+        mine = jax.process_index() == 0 and is_remote(place)
+        if mine and place.exists() and not is_committed(place):
+            place.rmtree()
 
     def _before_commit(self) -> None:
         """Writes the manifest; Orbax calls this on the first host just before the commit."""
@@ -189,12 +204,13 @@ class Series:
     def remove_unfinished(self) -> list[str]:
         """Deletes what unfinished saves have left; returns their steps' names.
 
-        Temporary directories; on an object store, directories of steps without Orbax's marker.
+        Temporary directories; on an object store, directories of steps without Orbax's marker and
+        without a manifest, which a copy of a local checkpoint has.
         """
         found = [] if jax.process_index() else matching(self.directory, "*")
         remote = is_remote(self.directory)
-        cut = lambda path: remote and path.name.isdecimal() and not is_committed(path)  # noqa: E731
-        left = [path for path in found if UNFINISHED in path.name or cut(path)]
+        cut = [path for path in found if remote and path.name.isdecimal() and not is_whole(path)]
+        left = [path for path in found if UNFINISHED in path.name or path in cut]
         for path in left:
             path.rmtree()
         return sorted(path.name.split(".")[0] for path in left)
@@ -342,6 +358,11 @@ def steps_in(directory: epath.Path) -> list[int]:
 def is_committed(place: epath.Path) -> bool:
     """Returns whether a checkpoint on an object store is finished."""
     return (place / COMMITTED).exists()
+
+
+def is_whole(place: epath.Path) -> bool:
+    """Returns whether all files of a checkpoint on an object store were written."""
+    return is_committed(place) or (place / MANIFEST).exists()
 
 
 @jax.jit
