@@ -102,6 +102,9 @@ def test_a_request_that_fails_is_sent_again(
         with gcs.way(gcs_server, after(1, fault)) as way, gcs.reached(way.url):
             ask(file)
     assert read_json(file) == {"a": 1}
+    with gcs.way(gcs_server, after(1, fault)) as way, gcs.reached(way.url):
+        file.unlink()
+        assert not file.exists()
     lines = capsys.readouterr().err.splitlines()  # one in 30 s
     if fault not in ("reset", "lost"):  # of these aiohttp itself may send again
         assert lines[0].startswith("warning: gs:// does not answer (")
