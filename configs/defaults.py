@@ -34,19 +34,24 @@ from widenet_jax.specs import task_spec
 # The fields of every run, by section; "" are the fields outside sections.
 RUN = {
     "": {
-        "seed": (0, "of parameters, dropout, routing noise, data order", 0, 2**32 - 1),
+        "seed": (0, "for parameters, dropout, routing noise, data order", 0, 2**32 - 1),
         "init_from": ("", 'a run, an export, or public weights; "": from scratch'),
         "batch_size": (128, "examples a step, over all devices", 1, 2**20),
         "duration": ("10 epochs", "in epochs, steps or examples"),
         "log_every_steps": (10, "steps between logged metrics; each waits for the devices"),
         "on_nonfinite": ("stop", "stop; skip: discard updates that are not finite"),
-        "max_skipped_updates": (10, "with on_nonfinite=skip; more stop the run", 0),
+        "max_skipped_updates": (10, "limit of on_nonfinite=skip; more stop the run", 0),
     },
     "data": {
         "num_workers": (0, "reading processes on each host; 0: threads", 0, 2**10),
         "prefetch": (4, "batches read ahead", 1, 2**10),
         "on_bad_example": ("error", "error; skip: replace unreadable examples"),
-        "max_bad_fraction": (0.001, "more fail the run; small sets: 10 examples, at most 5%", 0, 1),
+        "max_bad_fraction": (
+            0.001,
+            "largest share of unreadable examples; small sets: 10, at most 5%",
+            0,
+            1,
+        ),
     },
     "optimizer": {
         "name": ("adamw", "adamw, lamb, sgd, muon"),
@@ -64,18 +69,21 @@ RUN = {
             "divides the update of a parameter used g times: none, sqrt (of g), visits (g)",
         ),
         "weight_decay": (0.0, "inside LAMB's trust ratio; an L2 loss in SGD; else decoupled"),
-        "grad_clip_norm": (1.0, "global norm; 0: no clipping"),
-        "exclude_norm_and_bias": (True, "from decay and LAMB's trust ratio"),
+        "grad_clip_norm": (1.0, "largest global norm; 0: no clipping"),
+        "exclude_norm_and_bias": (
+            True,
+            "norms and biases have no decay and, in LAMB, no trust ratio",
+        ),
         "decay_exclude": ("", "regular expression: whole parameter paths without decay"),
         "accumulation_steps": (1, "micro-batches of a step"),
-        "layer_decay": (1.0, "learning rate of a layer over the next higher's; 1: equal"),
+        "layer_decay": (1.0, "factor on the learning rate from a layer to the one below; 1: equal"),
         "ema_decay": (
             0.0,
-            "of the parameter average that is evaluated and exported; 0: none",
+            "decay of the parameter average, which is evaluated and exported; 0: none",
             0,
             0.999999,
         ),
-        "sign_rate": (0.001, "step of the biases of moe.router.bias_balancing"),
+        "sign_rate": (0.001, "step size of the biases of moe.router.bias_balancing"),
         "freeze": ("none", "none; backbone: only the head learns (a linear probe)"),
     },
     "evaluation": {
@@ -85,8 +93,8 @@ RUN = {
     },
     "checkpoint": {
         "every": ("1 epoch", "interval; a run also saves at its end and when stopped"),
-        "keep": (2, "newest checkpoints, besides the best"),
-        "retry_minutes": (10.0, "how long a run asks gs:// again; a start: 15 s", 0),
+        "keep": (2, "number of newest checkpoints, besides the best"),
+        "retry_minutes": (10.0, "minutes for which a run asks gs:// again; a start: 15 s", 0),
     },
     "sharding": {  # axes of the mesh; `data` has the other devices
         "fsdp": (1, "devices that shard the parameters; -1: all that expert leaves", -1),
@@ -96,10 +104,10 @@ RUN = {
         "dump_after_seconds": (900, "without progress: print all threads' stacks; 0: never", 0),
         "exit_after_seconds": (0, "without progress: end the process; 0: never", 0),
     },
-    "task": {"name": ("", "the config file chooses it")},
+    "task": {"name": ("", "set by the config file")},
     "tracking": {
         "tensorboard": (True, "write WORKDIR/tensorboard"),
-        "wandb_project": ("", 'of Weights & Biases; "": none'),
+        "wandb_project": ("", 'project in Weights & Biases; "": none'),
     },
 }
 
@@ -107,7 +115,7 @@ RUN = {
 ACTIVATIONS = ("gelu_tanh", "gelu", "relu", "silu", "swiglu")
 KERNEL_INITS = ("glorot_uniform", "truncated_normal", "pre_norm", "pre_norm_each_expert", "switch")
 MODEL = {
-    "name": ("", "the config file chooses it"),
+    "name": ("", "set by the config file"),
     "embed_dim": (768, "D, width of a token", 1, 2**16),
     "mlp_dim": (3072, "F, hidden width of the dense feed-forward", 1, 2**18),
     "dropout": (0.1, "rate after attention and in the feed-forward", 0, 0.99),
@@ -153,7 +161,7 @@ TEXT_MODEL = {
     "embedding_dim": (128, "width of the embeddings", 1, 2**16),
     "projection": (True, "from embedding_dim to embed_dim"),
     "num_positions": (512, "the longest sequence", 1, 2**20),
-    "num_token_types": (2, "texts in a sequence", 2, 2**10),
+    "num_token_types": (2, "segments, or texts, in a sequence", 2, 2**10),
     "ffn_dropout": (False, "dropout also within the feed-forward"),
 }
 LANGUAGE_MODEL = {
@@ -206,7 +214,7 @@ COUNTS = {  # config.model.loop.counts: of each group that loops
     ),
     "mean": (0, "of poisson: m; 0: the core's", 0, 2**10),
     "sigma": (0.5, "of poisson: deviation of log m", 0, 4),
-    "backprop_last": (8, "of poisson: the last loops, which get a gradient", 1, 2**10),
+    "backprop_last": (8, "of poisson: number of last loops that get a gradient", 1, 2**10),
     "eval": (0, "loops in evaluation; 0: as trained", 0, 2**10),
 }
 EXIT = {  # config.model.loop.exit: predictions after each loop, of language models without a memory
@@ -235,7 +243,12 @@ ATTENTION = {  # config.model.attention; its settings say the fields of each
     "rope": (0.0, "share of H with rotary positions (RoPE)", 0, 1),
     "qk_norm": (False, "RMS norm of each head's queries and keys"),
     "use_bias": (True, "of full attention's four projections"),
-    "num_experts": (1, "A of switch_head, for values and for output; 1: a gate", 1, 2**10),
+    "num_experts": (
+        1,
+        "A of switch_head, for values and for output; 1: plain, with a gate",
+        1,
+        2**10,
+    ),
     "num_selected_experts": (2, "of A > 1, for each token and head"),
     "entropy": (0.001, "of switch_head: weight of its balance loss"),
 }
@@ -274,9 +287,9 @@ ROUTER = {  # config.model.moe.router; a router has the fields that its entry in
     "name": ("top_k", "a name in ROUTERS; its own fields stand beside it"),
     "noise_std": (1.0, "of the scores in training, in units of 1 / E", 0, 1e3),
     "expert_dropout": (0.0, "share of experts hidden from a token in training", 0, 0.99),
-    "bias_balancing": (False, "even the loads by a bias on the choice alone"),
-    "groups": (2, "of experts, in hierarchical"),
-    "selected_groups": (2, "for each token"),
+    "bias_balancing": (False, "balance loads by a bias that affects only the choice"),
+    "groups": (2, "of hierarchical: groups of experts"),
+    "selected_groups": (2, "of hierarchical: groups for each token"),
 }
 LOSSES = {  # config.model.moe.losses: a weight for each
     "load_balance": (0.0, "WideNet, eqs. 3-5"),
@@ -288,7 +301,7 @@ LOSSES = {  # config.model.moe.losses: a weight for each
     "z": (0.0, "squared logsumexp of the scores, Zoph et al. 2022"),
     "over": ("batch", "statistics over: batch, group", ("group", "batch")),
 }
-TYING_LOSSES = {"first_choice": (0.0, "of variant tying: load_balance, of first choices alone")}
+TYING_LOSSES = {"first_choice": (0.0, "of variant tying: load_balance of first choices only")}
 SOFT_MOE = {  # config.model.soft_moe
     "mlp_dim": (4096, "hidden width of an expert", 1, 2**18),
     "num_experts": (4, "E", 1, 2**12),
@@ -298,17 +311,17 @@ SOFT_MOE = {  # config.model.soft_moe
 }
 TOP_K_MLP = {  # config.model.top_k_mlp
     "mlp_dim": (2053, "F", 1, 2**18),
-    "num_active": (128, "the largest of the F hidden units"),
+    "num_active": (128, "number of largest hidden units that are kept"),
     "activation": ("relu", "as model.activation", ACTIVATIONS),
     "kernel_init": ("pre_norm", "as model.kernel_init", KERNEL_INITS),
 }
 PRODUCT_KEY = {  # config.model.product_key
     "num_keys": (62, "n of each half; the table has n^2 values", 1, 2**11),
-    "num_heads": (4, "choices from the same table", 1, 2**11),
+    "num_heads": (4, "heads that read the same table", 1, 2**11),
     "knn": (32, "values that a head reads"),
     "weights": ("relu", "relu or softmax of the scores", ("relu", "softmax")),
     "combine_heads": ("after", "after; before: as the paper ran", ("after", "before")),
-    "query_dim": (0, "of a projected query; 0: the token itself", 0),
+    "query_dim": (0, "width of a projected query; 0: the token itself", 0),
     "table_init": (
         "embed_fan",
         "embed_fan, values_fan, lample",

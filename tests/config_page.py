@@ -18,13 +18,9 @@ config file changes some. `--print_config` shows the fields of one config, or of
     python -m widenet_jax.main --config=configs/imagenet.py:widenet_l --print_config
     python -m widenet_jax.main --workdir=runs/digits --print_config
 
-A duration is a number and a unit: `"300 epochs"`, `"500 steps"`, `"1e6 examples"`. A run, and each
-interval of `evaluation.every` and `checkpoint.every`, ends at the step that is nearest. Whole
-numbers are at least 1 and others at least 0, unless the meaning names another value.
-
-This page comes from rows in `configs/defaults.py` and in each task's `spec.py`. To write it again:
-
-    PYTHONPATH=. python tests/config_page.py > docs/reference/config.md
+A duration is a number and a unit: `"300 epochs"`, `"500 steps"`, `"1e6 examples"`; it is rounded to
+whole steps. Whole numbers are at least 1 and others at least 0, unless the meaning names another
+value.
 """
 TASKS = {
     "classification": "Images",
@@ -36,7 +32,7 @@ TASKS = {
 MODELS = """\
 `configs/sizes.py` has the values of each model; the defaults below fill the rest.
 `model.activation`, `model.kernel_init` and, in language models, `model.dropout` also set the same
-field of the feed-forward's section (`model.moe`, ...), unless the variant or a flag sets that one,
+field of the feed-forward's section (`model.moe`, ...), unless the variant or a flag sets it,
 or the model is pretrained (`glue.py`, `squad.py`, `finetune.py:pretrained`).
 """
 PARTS = ("loop", "loop.tie", "loop.counts", "loop.exit", "attention")  # of every model

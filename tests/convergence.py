@@ -5,8 +5,10 @@ is meant to alter how a family trains, make its reference again and say why in t
 
   .venv/bin/python tests/convergence.py digits_widenet     # without a name: every family
 
-A run takes 10 to 30 seconds on two cores. The seeds of a family share the compiled steps of the
+A run takes 10 to 40 seconds on two cores. The seeds of a family share the compiled steps of the
 first one, and so its dropout masks and noise; initial parameters and the order of data differ.
+CIFAR-10 is read from WIDENET_DATA_DIR/cifar10 (train_a_25000.npz, test_9000.npz).
+docs/log/convergence.md says why each family is as it is.
 """
 
 import argparse
@@ -14,10 +16,12 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -26,6 +30,7 @@ import numpy as np
 from scipy import special
 
 from widenet_jax import train
+from widenet_jax.cli import prepare_data
 from widenet_jax.config.files import load_config
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.run.workdir import flatten, plain
@@ -34,6 +39,7 @@ ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "convergence.json"
 CONFIDENCE = 0.999
 SEEDS = 8
+NEW_SEEDS = (1000, 1001)
 LAST_STEPS = 50  # of which "train" averages the loss
 
 
@@ -44,11 +50,13 @@ class Family(NamedTuple):
       config: file and variant.
       fields: that differ from it.
       split: "train", the mean over the last steps, or "eval", after the last step.
+      reads: by split, the files in WIDENET_DATA_DIR; none where the package has the data.
     """
 
     config: str
     fields: Mapping[str, Any]
     split: str
+    reads: Mapping[str, str] = MappingProxyType({})
 
 
 # Without crops, 300 steps come close to the 0.500 that label smoothing leaves, where seeds agree.
@@ -62,12 +70,18 @@ COMMON = {  # evaluated and saved after the last step alone
     "checkpoint.every": "1000 epochs",
     "tracking.tensorboard": False,
 }
+# Batches of 32 make 300 steps short enough for a test. Balanced slices have multiples of 10 images.
+CIFAR = {"duration": "300 steps", "batch_size": 32, "data.eval_split": "test[:3000]"}
+CIFAR_FILES = {"train": "cifar10/train_a_25000.npz", "test": "cifar10/test_9000.npz"}
 BYTES = "configs/language_model.py:byte_s"
 FAMILIES = {
     "digits_widenet": Family("configs/digits.py:widenet_tiny", DIGITS, "train"),
     "digits_vit": Family("configs/digits.py:vit_tiny", DIGITS, "train"),
     "digits_vit_moe": Family("configs/digits.py:vit_moe_tiny", DIGITS, "train"),
-    "byte_dense": Family(f"{BYTES},dropout=0.1", TEXT, "eval"),
+    "byte_dense": Family(f"{BYTES},dropout=0.3", TEXT, "eval"),
+    "byte_sigma_moe": Family(f"{BYTES},preset=sigma_moe", TEXT | {"duration": "40 steps"}, "eval"),
+    "byte_looped_moe": Family(f"{BYTES},preset=sigma_moe,loop=1x3", TEXT, "eval"),
+    "cifar_widenet": Family("configs/cifar10.py:widenet_s", CIFAR, "eval", CIFAR_FILES),
 }
 
 
@@ -93,14 +107,27 @@ def train_seeds(name: str, seeds: Sequence[int]) -> list[dict[str, float]]:
         steps = {"train_step": first[0].train_step, "eval_step": first[0].eval_step}
         return dataclasses.replace(new, **steps)
 
-    found = []
-    with mock.patch.object(train, "build_experiment", with_first_steps):
+    found, reads = [], FAMILIES[name].reads
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        mock.patch.object(train, "build_experiment", with_first_steps),
+    ):
+        fields = {"data.path": packed(reads, f"{scratch}/data")} if reads else {}
         for seed in seeds:
-            with tempfile.TemporaryDirectory() as workdir:
-                train.run(config_of(name, seed), workdir, devices=jax.devices()[:1])
-                lines = (Path(workdir) / "metrics.jsonl").read_text().splitlines()
-            found.append({"seed": seed} | measured(map(json.loads, lines), FAMILIES[name].split))
+            config, workdir = config_of(name, seed), Path(scratch) / f"seed_{seed}"
+            config.update_from_flattened_dict(fields)
+            train.run(config, str(workdir), devices=jax.devices()[:1])
+            records = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+            found.append({"seed": seed} | measured(records, FAMILIES[name].split))
     return found
+
+
+def packed(files: Mapping[str, str], out: str) -> str:
+    """Packs images of WIDENET_DATA_DIR, a file for each split; returns the folder `out`."""
+    here = os.environ["WIDENET_DATA_DIR"]
+    splits = [f"--split={split}={here}/{name}" for split, name in files.items()]
+    assert prepare_data.main(["npz", *splits, f"--out={out}"]) == 0
+    return out
 
 
 def measured(records: Any, split: str) -> dict[str, float]:
@@ -119,6 +146,21 @@ def prediction_interval(values: Sequence[float], draws: int) -> tuple[float, flo
     n = len(values)
     t = special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)
     return float(np.mean(values)), float(t * np.std(values, ddof=1) * math.sqrt(1 / n + 1 / draws))
+
+
+def compared(name: str, runs: Sequence[Mapping[str, float]]) -> list[tuple[str, bool]]:
+    """Returns a line for each measure of new runs, and whether their mean is outside its interval.
+
+    A line has the interval of the mean that the reference predicts, and its half-width in percent.
+    """
+    reference, found = json.loads(FILE.read_text())[name]["runs"], []
+    for measure in [key for key in runs[0] if key != "seed"]:
+        values = [run[measure] for run in reference]
+        mean, half = prediction_interval(values, draws=len(runs))
+        new = sum(run[measure] for run in runs) / len(runs)
+        line = f"{name}: {measure} {new:.4f}; the reference predicts {mean:.4f} +- {half:.4f}"
+        found.append((f"{line} ({half / mean:.1%})", abs(new - mean) > half))
+    return found
 
 
 def settings_hash(name: str) -> str:

@@ -22,7 +22,10 @@ LANGUAGE_MODELING = specs.TaskSpec(
         },
         "data": {
             "source": ("token_stream", "token_stream; tiny_pieces: a novel in word pieces"),
-            "path": ("", 'of prepare_data.py stream, or a file, as bytes; "": an embedded novel'),
+            "path": (
+                "",
+                'a set of prepare_data.py stream, or a file as bytes; "": an embedded novel',
+            ),
             "train_split": ("train", "its name in the set"),
             "eval_split": ("valid", "its name in the set"),
             "max_length": (512, "T, tokens of a window", 1, 2**20),

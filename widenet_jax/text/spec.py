@@ -21,7 +21,7 @@ MASKED_LM = specs.TaskSpec(
     sections={
         "task": {
             "mask_fraction": (0.15, "of a sequence's tokens, special ones included", 0.0, 1.0),
-            "max_predictions": (0, "P; 0: mask_fraction of max_length", 0),
+            "max_predictions": (0, "predictions per sequence; 0: mask_fraction of max_length", 0),
             "max_ngram": (3, "words masked together; 1: single words", 1, 100),
         },
         "data": {
@@ -79,15 +79,15 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
     sections={
         "task": {},
         "data": {
-            "source": ("table", "of texts and labels"),
+            "source": ("table", "table: texts and labels"),
             "path": ("", "a directory of splits, train.tsv, dev.tsv, ..., or one file"),
             "tokenizer": ("", 'a tokenizer.json, vocab.txt or .model; "": init_from has one'),
             "train_split": ("train", "the name of its file, without the ending"),
             "eval_split": ("dev", "as train_split"),
             "max_length": (512, "T, tokens of a sequence", 5, 2**20),
-            "text_column": ("", "\"\": as in GLUE, Hugging Face's and TFDS's sets"),
-            "pair_column": ("", 'of second texts; "": as text_column, or none'),
-            "label_column": ("", '"": as text_column'),
+            "text_column": ("", '"": the usual names (GLUE, Hugging Face, TFDS)'),
+            "pair_column": ("", 'second texts; "": the usual names, or none'),
+            "label_column": ("", '"": the usual names'),
             "label_names": ("", 'of labels 0, 1, ...: "negative,positive"; "": as in the file'),
         },
     },
@@ -139,7 +139,7 @@ SPAN = specs.TaskSpec(
             "null_threshold": (0.0, "no answer where the null score is above", -1e9),
         },
         "data": {
-            "source": ("squad", "questions on paragraphs"),
+            "source": ("squad", "squad: questions on paragraphs"),
             "path": ("", "a directory of splits in the official JSON or as parquet"),
             "tokenizer": ("", 'a tokenizer.json, vocab.txt or .model; "": init_from has one'),
             "train_split": ("train", "the name of its file, without the ending"),
