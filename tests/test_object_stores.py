@@ -259,7 +259,7 @@ PHASES = {  # a request in each phase of the small run that `command` starts
     "save": "name=PLACE/checkpoints/10/params/ocdbt",
     "commit": "DELETE /storage/v1/b/bucket/o/PLACE/checkpoints/10/commit_success.txt",
     "read back": "/PLACE/checkpoints/10/manifest.json?alt=media",
-    "evaluation": "prefix=PLACE/metrics.jsonl.parts/",
+    "evaluation": "prefix=PLACE/best/10",
 }
 
 

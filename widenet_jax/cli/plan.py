@@ -54,7 +54,11 @@ def main(argv: Argv = None) -> int:
     add("--rows", nargs="+", metavar="NAME", help="with --calibrate: these workloads alone")
     add("--out", metavar="FILE.png", help="with --calibrate: draw predicted / measured")
     slices = {"nargs": "+", "default": ["v3-256"], "metavar": "TPU"}
-    add("--topology", **slices, help="v3-256, v4-128, v5e-16, v3:8x16, ...; several make a table")
+    add(
+        "--topology",
+        **slices,
+        help="v3-256, v5e-16, v3:8x16, 2xv5e-256 (two slices), ...; several make a table",
+    )
     add("--json", action="store_true", help="print JSON and nothing else")
     add("--breakdown", action="store_true", help="add where the step's time goes")
     add("--price_per_core_hour", type=float, metavar="PRICE", help="in any currency")

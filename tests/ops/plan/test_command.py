@@ -12,7 +12,7 @@ from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan import printed, report
 from widenet_jax.ops.plan.compile import CompiledStep
 from widenet_jax.ops.plan.printed import Printed
-from widenet_jax.ops.plan.report import plan_rows
+from widenet_jax.ops.plan.report import comparison, plan_rows
 from widenet_jax.ops.plan.schedule import Schedule
 from widenet_jax.ops.plan.topology import Topology
 
@@ -155,12 +155,13 @@ FITS = {
     "hbm_limit_gib": 15.48, "fits": True, "compile_seconds": 158.0, "steps": 93_835,
     "step_ms": 220.0, "step_ms_range": [193.0, 269.3], "serial_ms": 260.0,
     "scheduled_share": 0.995, "collective_ms": 7.4,
-    "collective_mb": 1225.4, "examples_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
+    "collective_mb": 1225.4, "dcn_ms": 0.0, "dcn_mb": 0.0,
+    "examples_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
     "core_days": 61.2, "cost": None, "advice": None,
 }  # fmt: skip
 NO_TIMES = dict.fromkeys(
     ("step_ms", "step_ms_range", "serial_ms", "scheduled_share", "collective_ms", "collective_mb",
-     "examples_per_second_per_core", "mfu", "hours", "core_days", "cost")
+     "dcn_ms", "dcn_mb", "examples_per_second_per_core", "mfu", "hours", "core_days", "cost")
 )  # fmt: skip
 TOO_LARGE = FITS | NO_TIMES | {
     "config": "configs/imagenet.py:widenet_l", "hbm_peak_gib": 17.8, "fits": False,
@@ -179,6 +180,11 @@ def test_one_plan():
         "schedules, 0.5% guessed"
     )
     assert rows["collectives, in addition"].strip() == "7.4 ms for 1,225 MB per device"
+    assert "between slices" not in plan_rows(FITS)
+    two = FITS | {"topology": "2xv5e-256", "dcn_ms": 1.234, "dcn_mb": 2.0}
+    assert "between slices, in addition  1.2 ms for 2.0 MB per device" in plan_rows(two)
+    assert "| slices ms | slices MB |" in comparison([two, FITS], paper=False)
+    assert "slices" not in comparison([FITS], paper=False)
     # 61.2 x 193.0 / 220.0, and x 269.3 / 220.0.
     run = "93,835 steps: 5.7 hours, 61.2 core-days, 53.7 to 74.9 with the step's range"
     assert rows["run"].strip() == run

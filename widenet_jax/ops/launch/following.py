@@ -27,6 +27,9 @@ CHECKS_WITHOUT_ANSWER = 30  # in a row, before the launcher gives up: ten minute
 # A TPU is reported as ready some time before its workers accept ssh. Two minutes where gcloud
 # refuses at once; half an hour where each ssh waits for a silent host.
 CONNECTION_ATTEMPTS = 5
+# Of worker 0 if another host is lost: JAX aborts. Of several slices Cloud TPU then replaces one and
+# restarts the others, docs.cloud.google.com/tpu/docs/multislice-introduction ("auto-repair").
+LOST_HOST = "134"
 # A run that is lost sooner, as where the host lacks memory, would be lost again.
 SHORT_RUN_SECONDS = 600.0
 
@@ -93,10 +96,12 @@ class CloudTpu:
             return ABSENT
         if completed.returncode:
             raise cause(completed)
-        state, kind, initiator = [*completed.stdout.rstrip("\n").split("\t"), "", ""][:3]
-        if kind and self.job.tpu and kind != self.job.tpu.accelerator_type:
+        answer = completed.stdout.rstrip("\n").split("\t")
+        state, kind, initiator, count = [*answer, "", "", ""][:4]
+        kind = f"{count}x{kind}" if count else kind
+        if kind and self.job.tpu and kind != self.job.tpu.request:
             raise BadInputError(
-                f"{self.job.name} exists and is a {kind}, not a {self.job.tpu.accelerator_type}; "
+                f"{self.job.name} exists and is a {kind}, not a {self.job.tpu.request}; "
                 f"delete it (`{self.job.managing('delete')}`) or choose another --name"
             )
         by_user = initiator == "USER" and state in ("SUSPENDING", "SUSPENDED")
@@ -230,7 +235,8 @@ class CloudTpu:
         return bool(running)
 
     def unreached(self) -> str:  # also where the TPU of a queued resource was stopped
-        node = " ".join([self.job.name, *self.job.place])
+        first = f"{self.job.name}-0" if self.job.tpu.slices > 1 else self.job.name
+        node = " ".join([first, *self.job.place])
         describe = f"gcloud compute tpus tpu-vm describe {node}"
         return f"worker 0 of {node} cannot be reached; `{describe}` shows whether it was stopped"
 
@@ -238,7 +244,8 @@ class CloudTpu:
         """Prints worker 0's log until the run ends; if it failed, the end of every worker's log.
 
         Returns:
-          The run's exit code; None if the TPU is not ready, or the run left no code.
+          The run's exit code; None if the TPU is not ready, or the run left no code, or one of
+          several slices was lost.
 
         Raises:
           RunFailedError: worker 0 cannot be reached for long, or the run was lost soon after its
@@ -260,9 +267,13 @@ class CloudTpu:
                 ends = self.tools.attempt(self.job.ssh(verb("end_of_log"), "all")).stdout
                 if self.job.tpu.several_hosts:  # any worker may have failed first
                     print(ends, end="", flush=True)
-                return None if self.starts_again(ends, time.monotonic() - began) else int(code)
-            if word == "lost":
-                lost = f"{self.job.name}: the run left no exit code, as after a reboot"
+                if self.starts_again(ends, time.monotonic() - began):
+                    return None
+                if code != LOST_HOST or self.job.tpu.slices == 1:
+                    return int(code)
+            if word == "lost" or code:
+                why = "a host was lost" if code else "the run left no exit code, as after a reboot"
+                lost = f"{self.job.name}: {why}"
                 if time.monotonic() - began < SHORT_RUN_SECONDS:
                     raise RunFailedError(f"{lost}; its log: `{self.job.managing('logs')}`")
                 say(f"{lost}; starting it again")

@@ -56,6 +56,7 @@ def time_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     sent = (
         f"{digits(plan['collective_ms'])} ms for {digits(plan['collective_mb'], 0)} MB per device"
     )
+    between = f"{digits(plan['dcn_ms'])} ms for {digits(plan['dcn_mb'])} MB per device"
     length = (
         f"{plan['steps']:,} steps: {digits(plan['hours'])} hours, {digits(plan['core_days'])} "
         f"core-days, {digits(least)} to {digits(most)} with the step's range"
@@ -63,6 +64,7 @@ def time_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("step", step),
         ("collectives, in addition", sent),
+        *([("between slices, in addition", between)] if plan["dcn_mb"] else []),
         (f"{plan['unit']}/s per core", f"{plan['examples_per_second_per_core']:.1f}"),
         ("MFU", f"{plan['mfu']:.1%} (at 100% a step takes {digits(plan['limit_ms'])} ms)"),
         ("run", length),
@@ -105,6 +107,8 @@ def comparison(plans: Sequence[Mapping[str, Any]], paper: bool) -> str:
     if paper:
         days = PAPER_CORE_DAYS
         columns["paper"] = lambda plan: str(days.get(plan["config"].partition(":")[2], "-"))
+    if any(plan["dcn_mb"] for plan in plans):
+        columns |= {"slices ms": timed("{dcn_ms:.2f}"), "slices MB": timed("{dcn_mb:,.1f}")}
     if any(plan["cost"] is not None for plan in plans):
         columns["cost"] = timed("{cost:,.0f}")
     notes = [f"{plan['config']}: {advice_text(plan['advice'])}" for plan in plans if plan["advice"]]
