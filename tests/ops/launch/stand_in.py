@@ -113,6 +113,9 @@ elif left[0] < 0:  # as if the machine rebooted: the shell that would write run.
     while not (pid.exists() and pid.read_text()):
         pass
     os.kill(os.getppid(), 9)
+elif left[0] == 75:  # its workdir cannot be reached
+    print("failed: gs:// does not answer (503): see whether", flush=True)
+    left[0] = 3
 sys.exit(left[0])
 """
 
@@ -124,7 +127,8 @@ class Cloud:
       directory: a new directory.
       states: successive answers of `describe`; the last one repeats. NOT_FOUND is an error. A
         second word is the initiator of a queued resource's state.
-      exit_codes: exit codes of the training, one per start; it leaves none if negative.
+      exit_codes: exit codes of the training, one per start; it leaves none if negative. 75 is 3,
+        of a run whose store does not answer.
       fails: verb -> error messages of its first calls; "" lets a call succeed.
       agent: the keys that `ssh-add -l` lists; "" if no ssh-agent runs.
     """

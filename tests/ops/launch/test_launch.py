@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import gethostname
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from stand_in import ROOT, Cloud
@@ -20,7 +21,14 @@ from stand_in import ROOT, Cloud
 from widenet_jax.cli.launch_tpu import main
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.ops.launch import following
-from widenet_jax.ops.launch.requests import Job, cause, check_config, check_name, default_name
+from widenet_jax.ops.launch.requests import (
+    Job,
+    Tools,
+    cause,
+    check_config,
+    check_name,
+    default_name,
+)
 from widenet_jax.ops.plan.topology import parse_topology
 
 ARGUMENTS = (
@@ -97,6 +105,27 @@ def test_a_preempted_tpu_is_created_again_and_the_run_restarted(tmp_path: Path):
     assert creates[0] == creates[1]
     assert "--spot" in creates[0]
     assert len(cloud.trainings()) == 1  # the first one's machine was deleted
+
+
+@pytest.mark.slow
+def test_a_run_whose_store_does_not_answer_is_started_again(tmp_path: Path):
+    """On the same TPU."""
+    cloud, done = launched(tmp_path, states=("NOT_FOUND", "READY"), exit_codes=(75, 75, 0))
+    assert cloud.steps().count("create") == 1
+    assert len(cloud.trainings()) == 3
+    assert done.stderr.count("mine: gs:// does not answer; starting the run again\n") == 2
+
+
+def test_which_runs_are_started_again():
+    """Those that their store did not answer, but not for ever; others would fail once more."""
+    tpu = following.CloudTpu(SimpleNamespace(name="mine"), Tools(), poll_seconds=0.0)
+    line = "host: failed: checkpoint 9 could not be written: gs:// does not answer (503): see"
+    assert not tpu.starts_again("host: warning: gs:// does not answer (503)", 1000.0)
+    assert not tpu.starts_again("host: failed: the loss is nan at step 9", 1000.0)
+    long, short = following.SHORT_RUN_SECONDS, 9.0
+    for seconds in (*[short] * 29, long, *[short] * 29):
+        assert tpu.starts_again(f"host: step 9\n{line}\n", seconds)
+    assert not tpu.starts_again(line, short)
 
 
 @pytest.mark.parametrize("state", ["NOT_FOUND", "STOPPED"])

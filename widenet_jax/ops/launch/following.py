@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.errors import NO_ANSWER, BadInputError, RunFailedError
 from widenet_jax.ops.launch import requests
 from widenet_jax.ops.launch.requests import Job, Tools, cause, verb
 from widenet_jax.run.stopping import say
@@ -53,6 +53,7 @@ class CloudTpu:
     def __init__(self, job: Job, tools: Tools, poll_seconds: float = 20.0):
         self.job, self.tools, self.poll_seconds = job, tools, poll_seconds
         self.may_exist = False
+        self.short_runs = 0  # in a row, that ended because their store did not answer
 
     def launch(self, plan: Callable[[], None]) -> int:
         """Creates the TPU, runs the job through any preemptions and returns its exit code.
@@ -263,8 +264,11 @@ class CloudTpu:
                     return None
                 time.sleep(self.poll_seconds)
             if code:
+                ends = self.tools.attempt(self.job.ssh(verb("end_of_log"), "all")).stdout
                 if self.job.tpu.several_hosts:  # any worker may have failed first
-                    self.stream("end_of_log", "all")
+                    print(ends, end="", flush=True)
+                if self.starts_again(ends, time.monotonic() - began):
+                    return None
                 if code != LOST_HOST or self.job.tpu.slices == 1:
                     return int(code)
             if word == "lost" or code:
@@ -278,6 +282,21 @@ class CloudTpu:
             if unreached == CONNECTION_ATTEMPTS:
                 raise RunFailedError(self.unreached())
             lines = 10
+
+    def starts_again(self, log: str, seconds: float) -> bool:
+        """Returns whether a run that its store did not answer is to start once more.
+
+        Args:
+          log: the end of every worker's.
+          seconds: that the run took. Many short ones in a row are too many.
+        """
+        if not re.search(f"failed: .*{NO_ANSWER}", log):
+            return False
+        self.short_runs = self.short_runs + 1 if seconds < SHORT_RUN_SECONDS else 0
+        if again := self.short_runs < CHECKS_WITHOUT_ANSWER:
+            say(f"{self.job.name}: {NO_ANSWER}; starting the run again")
+            time.sleep(self.poll_seconds)
+        return again
 
     def stream(self, words: str, worker: str) -> None:
         """Runs a verb of worker.sh whose output goes to the terminal."""
