@@ -94,9 +94,10 @@ RUN = {
     "checkpoint": {
         "every": ("1 epoch", "interval; a run also saves at its end and when stopped"),
         "keep": (2, "number of newest checkpoints, besides the best"),
+        "retry_minutes": (10.0, "minutes for which a run asks gs:// again; a start: 15 s", 0),
     },
     "sharding": {  # axes of the mesh; `data` has the other devices
-        "fsdp": (1, "devices that shard the parameters; -1: all that expert leaves", -1),
+        "fsdp": (1, "devices that shard the parameters; -1: all of a slice that expert leaves", -1),
         "expert": (1, "devices that shard the experts"),
     },
     "watchdog": {

@@ -5,6 +5,7 @@ import gc
 import hashlib
 import os
 import platform
+import re
 import signal
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -144,8 +145,9 @@ def bucket(gcs_server: str, request: pytest.FixtureRequest) -> Iterator[str]:
     """A new place on gs://, which this process reaches at `gcs_server`."""
     import gcs
 
+    name = re.sub(r"\W+", "-", request.node.name)  # of a parametrized test, too
     with gcs.reached(gcs_server):
-        yield f"gs://{gcs.BUCKET}/{request.node.name}"
+        yield f"gs://{gcs.BUCKET}/{name}"
 
 
 @pytest.fixture

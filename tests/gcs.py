@@ -1,27 +1,30 @@
-"""A server of Google Cloud Storage's protocol on this machine, and ways to it.
+"""A server of Google Cloud Storage's protocol on this machine, and ways to it that fail.
 
 `conftest.bucket` starts the server and lets this process use it; `environment` is for others.
 """
 
 import json
-import re
 import socket
 import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from small_runs import free_port
 
 BUCKET = "bucket"
-REQUEST = re.compile(rb"([A-Z]+ /\S*) HTTP/1\.1\r\n")
 BINARY = "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64"
+# Headers of one connection, and those that are written anew.
+OWN = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server"}
 
 
 def binary() -> Path | None:
@@ -73,10 +76,12 @@ def served() -> Iterator[str]:
 def reached(url: str) -> Iterator[None]:
     """Lets gcsfs in this process use the server at `url`, with settings of its own."""
     from etils.epath import backend
-    from fsspec import config
-    from gcsfs import GCSFileSystem
+    from fsspec import AbstractFileSystem, config
 
-    kept = (backend.fsspec_backend._get_filesystem.cache_clear, GCSFileSystem.clear_instance_cache)
+    kept = (
+        backend.fsspec_backend._get_filesystem.cache_clear,
+        AbstractFileSystem.clear_instance_cache,
+    )
     with pytest.MonkeyPatch.context() as patch, ExitStack() as after:
         for name, value in environment(url).items():
             patch.setenv(name, value)
@@ -101,48 +106,101 @@ class Way:
 
     Attributes:
       url: of this way.
-      requests: "GET /storage/v1/b/bucket/o?...", in order.
+      requests: "GET /storage/v1/b/bucket/o?...", in order, without %-escapes.
+      sent, received: bytes of bodies, to and from the server.
+      seconds: that each request takes longer.
+      fault: called with each request; says what becomes of it: a status, that is answered in the
+        server's place; "reset", no answer; "lost", none though the server did it; "cut", half the
+        answer; "silent", none while the way is open; None, the server's answer.
     """
 
     url: str
     requests: list[str] = field(default_factory=list)
+    sent: int = 0
+    received: int = 0
+    seconds: float = 0.0
+    fault: Callable[[str], int | str | None] = lambda request: None
 
 
 @contextmanager
-def way(url: str, *, stalls: int = 0) -> Iterator[Way]:
-    """Opens a way to the server at `url`; yields it.
+def way(
+    url: str, fault: Callable[[str], int | str | None] = Way.fault, *, seconds: float = 0.0
+) -> Iterator[Way]:
+    """Opens a way to the server at `url`; yields it."""
+    place, closed = url.removeprefix("http://"), threading.Event()
 
-    Args:
-      url: of the server.
-      stalls: how many of the first connections are accepted, and nothing comes back.
-    """
-    to = ("127.0.0.1", int(url.rpartition(":")[2]))
-    with closing(socket.create_server(("127.0.0.1", 0))) as listening, ExitStack() as opened:
-        made = Way(f"http://127.0.0.1:{listening.getsockname()[1]}")
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
 
-        def accept() -> None:
-            left = stalls
-            while True:
-                try:
-                    ours = opened.enter_context(closing(listening.accept()[0]))
-                except OSError:  # closed
-                    return
-                if left:
-                    left -= 1
-                    continue
-                theirs = opened.enter_context(closing(socket.create_connection(to)))
-                for ends in ((ours, theirs, made.requests), (theirs, ours, [])):
-                    threading.Thread(target=forward, args=ends, daemon=True).start()
+        def setup(self) -> None:
+            super().setup()
+            self.server_side = HTTPConnection(place, timeout=600)
 
-        threading.Thread(target=accept, daemon=True).start()
-        yield made
-        listening.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+        def finish(self) -> None:
+            self.server_side.close()
+            with suppress(OSError):
+                super().finish()
 
+        def log_message(self, *_: object) -> None:
+            pass
 
-def forward(source: socket.socket, target: socket.socket, noted: list[str]) -> None:
-    """Sends on what a connection receives, until either end is closed; notes its requests."""
-    with suppress(OSError):
-        while received := source.recv(1 << 16):
-            noted += [line.decode() for line in REQUEST.findall(received)]
-            target.sendall(received)
-        target.shutdown(socket.SHUT_WR)
+        def hang_up(self) -> None:
+            self.close_connection = True
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+        def pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            request = f"{self.command} {unquote(self.path)}"
+            made.requests.append(request)
+            made.sent += len(body)
+            closed.wait(made.seconds)
+            fault = made.fault(request)
+            if fault == "silent":
+                closed.wait()
+            if fault in ("silent", "reset"):
+                return self.hang_up()
+            if isinstance(fault, int):
+                error = {"code": fault, "message": f"status {fault} for a test"}
+                return self.answer(fault, [], json.dumps({"error": error}).encode())
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in OWN}
+            self.server_side.request(self.command, self.path, body, headers)
+            answer = self.server_side.getresponse()
+            content = answer.read()
+            made.received += len(content)
+            if fault == "lost":
+                return self.hang_up()
+            kept = [(k, v) for k, v in answer.getheaders() if k.lower() not in OWN]
+            own = [(k, v.replace(url, made.url)) for k, v in kept]
+            self.answer(answer.status, own, content, cut=fault == "cut")
+
+        def answer(
+            self, status: int, headers: list[tuple[str, str]], content: bytes, *, cut: bool = False
+        ) -> None:
+            self.send_response(status)
+            for name, value in headers:
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[: len(content) // 2] if cut else content)
+            if cut:
+                self.hang_up()
+
+    for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"):
+        setattr(Handler, f"do_{method}", Handler.pass_on)
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads, request_queue_size = True, 128
+
+        def handle_error(self, *_: object) -> None:  # a client has left
+            pass
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        made = Way(f"http://127.0.0.1:{server.server_port}", seconds=seconds, fault=fault)
+        serving = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        serving.start()
+        try:
+            yield made
+        finally:
+            closed.set()
+            server.shutdown()

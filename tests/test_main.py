@@ -14,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from etils import epath
-from fsspec.exceptions import FSTimeoutError
 from refusals import refused
 from small_runs import shared_experiment
 
 from widenet_jax import train
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import exit_code_of
-from widenet_jax.errors import RunFailedError
+from widenet_jax.errors import BadInputError, NoAccessError, RunFailedError
 from widenet_jax.main import main, parse_flags, report
 from widenet_jax.run.failures import errors_in_one_line
 from widenet_jax.run.stopping import Stop
@@ -221,19 +220,22 @@ def test_a_platform_that_is_not_there(tmp_path: Path):
     assert "Traceback" not in done.stderr
 
 
-def test_an_object_store_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture):
-    """gcsfs's error has no text; an error of a disk has its number."""
-
-    def asked(error: OSError) -> None:
+def test_errors_of_stores_and_disks_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture):
+    def asked(error: Exception) -> None:
         raise error
 
-    with (
-        pytest.raises(RunFailedError, match=r"^gs:// does not answer; .* again to resume$"),
-        errors_in_one_line(epath.Path(tmp_path), Stop()),
-    ):
-        asked(FSTimeoutError())
-    assert exit_code_of(lambda: asked(FSTimeoutError())) == 3
-    assert capsys.readouterr().err.startswith("failed: gs:// does not answer; see")
+    refused = NoAccessError(403, "no list access; ask for it", "gs://bucket")
+    for cause in (None, refused):  # as a save that fails names it
+        error = RunFailedError("not written: gs://bucket: no list access; ask for it")
+        error.__cause__ = cause
+        kind = BadInputError if cause else RunFailedError
+        with (
+            pytest.raises(kind, match=r"gs://bucket: no list access; ask for it$"),
+            errors_in_one_line(epath.Path(tmp_path), Stop()),
+        ):
+            asked(error)
+    assert exit_code_of(lambda: asked(refused)) == 2
+    assert capsys.readouterr().err == "error: gs://bucket: no list access; ask for it\n"
     disk = TimeoutError(errno.ETIMEDOUT, "Connection timed out", "/nfs/run")
     assert exit_code_of(lambda: asked(disk)) == 2
     assert capsys.readouterr().err == "error: /nfs/run: Connection timed out\n"

@@ -46,6 +46,51 @@ def test_a_mesh_that_does_not_fit(fsdp: int, expert: int):
 
 
 @pytest.mark.parametrize(
+    ("fsdp", "expert", "shape"),
+    [
+        (1, 1, (8, 1, 1)),
+        (-1, 1, (2, 4, 1)),
+        (2, 1, (4, 2, 1)),
+        (1, 4, (2, 1, 4)),
+        (-1, 2, (2, 2, 2)),
+    ],
+)
+def test_several_slices(fsdp: int, expert: int, shape: tuple):
+    """Odd and even devices as two slices: `data` has slice 0 first, other axes stay within one."""
+    sharding = {"fsdp": fsdp, "expert": expert}
+    mesh = build_mesh(sharding, jax.devices()[::-1], slice_of=lambda device: device.id % 2)
+    assert mesh.devices.shape == shape
+    slices = np.vectorize(lambda device: device.id % 2)(mesh.devices)
+    assert slices.ravel().tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert set(mesh.devices.flat) == set(jax.devices())
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "expert", "parts"),
+    [
+        (8, 1, "config.sharding.fsdp=8 times config.sharding.expert=1"),
+        (2, 4, "config.sharding.fsdp=2 times config.sharding.expert=4"),
+        (-1, 8, "config.sharding.expert=8"),
+    ],
+)
+def test_axes_do_not_span_slices(fsdp: int, expert: int, parts: str):
+    """Sizes that fit eight devices, but not two slices of four."""
+    mesh_of(fsdp, expert)
+    message = f"^{parts} must divide the number of devices of each of the 2 slices, 4$"
+    with pytest.raises(BadInputError, match=message):
+        sharding = {"fsdp": fsdp, "expert": expert}
+        build_mesh(sharding, jax.devices(), slice_of=lambda device: device.id % 2)
+
+
+def test_slices_of_different_sizes():
+    """`data` takes what the slices have; `fsdp` what divides each."""
+    first_six = build_mesh(
+        {"fsdp": -1, "expert": 1}, jax.devices()[:6], slice_of=lambda d: d.id // 4
+    )
+    assert dict(first_six.shape) == {"data": 3, "fsdp": 2, "expert": 1}
+
+
+@pytest.mark.parametrize(
     ("path", "shape", "fsdp", "expert", "spec"),
     [
         # No axis to shard over.

@@ -12,6 +12,7 @@ from typing import Any
 
 STOPPED = 143  # exit code after SIGTERM or --max_seconds: what shells report after SIGTERM
 INTERRUPTED = 130  # exit code after Ctrl-C: what shells report after SIGINT
+NO_ANSWER = "gs:// does not answer"  # `NoAnswerError` begins so, and launchers look for it
 # How similar a name must be to be suggested, by difflib: 1 is equal. Slips are above 0.8, half a
 # name about 0.7 ("moe_b" of "vit_moe_b"); names below that share little but letters.
 SIMILAR = 0.65
@@ -71,6 +72,26 @@ class BadExampleError(BadInputError):
 
 class RunFailedError(RuntimeError):
     """A failure of the run itself: a non-finite loss, no valid checkpoint. Exit code 3."""
+
+
+class NoAnswerError(RunFailedError):
+    """An object store did not answer for as long as requests are sent again."""
+
+
+class NoAccessError(OSError):
+    """An object store refuses a request: no such bucket, no login, no permission.
+
+    Args:
+      status: HTTP's.
+      reason: the store's, and the fix.
+      place: the bucket.
+    """
+
+    def __init__(self, status: int, reason: str, place: str):
+        super().__init__(status, reason, place)
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
 
 
 class StoppedError(RuntimeError):
@@ -228,11 +249,12 @@ def first_line(error: BaseException) -> str:
 def refusing(what: object, *kinds: type[Exception], advice: str = "") -> Iterator[None]:
     """Raises BadInputError in place of errors of some kinds: "WHAT (`reason_of`)ADVICE".
 
-    Such as f"{path}: cannot be opened", OSError. A BadInputError stays as it is.
+    Such as f"{path}: cannot be opened", OSError. A BadInputError stays as it is, and so do errors
+    of object stores.
     """
     try:
         yield
-    except BadInputError:
+    except (BadInputError, NoAccessError, NoAnswerError):
         raise
     except kinds as error:
         raise BadInputError(f"{what} ({reason_of(error)}){advice}") from None

@@ -4,21 +4,29 @@ import errno
 import fcntl
 import hashlib
 import json
-import logging
 import os
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 from uuid import uuid4
 
 from etils import epath
 
-from widenet_jax.errors import BadInputError, first_line, known_names, refuse, require
+from widenet_jax.errors import (
+    BadInputError,
+    NoAccessError,
+    first_line,
+    known_names,
+    refuse,
+    require,
+)
 
 SHIPPED = epath.Path(__file__).parent / "inference" / "weights"  # exports, by name
 UNFINISHED = ".tmp"  # suffix of a file that is being written
@@ -30,9 +38,6 @@ STARTS = "environment.json"  # in a workdir, a record of every start
 TOKENIZER = "tokenizer.json"  # in a workdir or a prepared set
 # What flock answers on a file system without locks: Lustre without -o flock, NFS without lockd.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-STALL_SECONDS = 60.0  # without a byte from an object store: then gcsfs asks again, up to five times
-NO_ANSWER = "gs:// does not answer; see whether this machine's network reaches it"
-REQUEST_SECONDS = 1800.0  # for a whole request: an upload that is not taken, a large download
 # Orbax and fsspec expand these in the names of directories, even of those that they write to.
 WILDCARDS = "*?[\\"
 
@@ -50,7 +55,7 @@ def absolute(path: str) -> epath.Path:
     """
     check_store(path)
     if is_remote(path):
-        require_gcsfs(path)
+        require_store(path)
     return epath.Path(path if is_remote(path) else os.path.abspath(os.path.expanduser(path)))
 
 
@@ -63,7 +68,7 @@ def readable(path: str) -> epath.Path:
     """
     check_store(path)
     if is_remote(path) and not find_spec("tensorflow"):
-        require_gcsfs(path)
+        require_store(path)
     return epath.Path(path)
 
 
@@ -82,48 +87,13 @@ def check_name(path: epath.PathLike) -> None:
     refuse(path, (found, f"{found} in a name {effect}; choose a name without it"))
 
 
-def require_gcsfs(what: str) -> None:
-    """Sets up gcsfs, which `what` needs; raises BadInputError where it is not installed.
+def require_store(what: epath.PathLike) -> ModuleType:
+    """Returns `object_store`, which `what` needs; raises BadInputError where gcsfs is missing."""
+    require("gcsfs", extra="gcs", what=str(what))
+    from widenet_jax import object_store
 
-    With its cache it would answer from the first listing of a directory until the process ends, and
-    miss what other hosts, TensorStore and launched runs write and rename there. Without a time
-    limit it would wait for ever for an answer that was lost; TensorStore and ArrayRecord have their
-    own limits, one and two minutes without a byte.
-    """
-    require("gcsfs", extra="gcs", what=what)
-    from aiohttp import ClientTimeout  # comes with gcsfs
-    from fsspec import config  # comes with etils.epath
-
-    gcs = config.conf.setdefault("gcs", {})
-    gcs["use_listings_cache"] = False
-    limits = {"sock_connect": STALL_SECONDS, "sock_read": STALL_SECONDS}
-    gcs.setdefault("requests_timeout", ClientTimeout(total=REQUEST_SECONDS, **limits))
-    log = logging.getLogger("gcsfs")
-    log.setLevel(logging.DEBUG)  # at which gcsfs tells what it tries again
-    log.propagate = False
-    log.addFilter(STALLS)
-
-
-class Stalls(logging.Filter):
-    """Prints a line where gcsfs asks again after a stall; its own log needs GCSFS_DEBUG."""
-
-    told = 0.0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        stalled = record.levelno == logging.DEBUG and isinstance(sys.exception(), TimeoutError)
-        if stalled and record.created > self.told + STALL_SECONDS / 2:  # one line for all threads
-            self.told = record.created
-            line = f"warning: gs:// gave no answer for {STALL_SECONDS:g} s; asking again"
-            print(line, file=sys.stderr)
-        return bool(logging.getLogger(record.name).handlers)
-
-
-STALLS = Stalls()
-
-
-def is_stall(error: OSError) -> bool:
-    """Returns whether an error says that an object store did not answer; a disk's has an errno."""
-    return isinstance(error, TimeoutError) and error.errno is None
+    object_store.register()
+    return object_store
 
 
 def user_cache(name: str) -> Path:
@@ -150,7 +120,9 @@ def matching(directory: epath.Path, pattern: str) -> list[epath.Path]:
 
     Unlike `directory.glob`, which expands `*`, `?` and `[` in the directory's own name, too.
     """
-    inside = directory.iterdir() if directory.is_dir() else ()
+    inside: Iterable[epath.Path] = ()
+    with suppress(FileNotFoundError, NotADirectoryError):
+        inside = [*directory.iterdir()]
     return sorted(p for p in inside if fnmatchcase(p.name, pattern) and p.name[0] != ".")
 
 
@@ -245,8 +217,7 @@ def write_bytes(path: epath.PathLike, data: bytes) -> None:
     beside = f"{path}.{uuid4().hex[:8]}{UNFINISHED}"
     try:
         if is_remote(path):
-            epath.Path(path).write_bytes(data)
-            return
+            return require_store(path).write(str(path), data)
         with open(beside, "wb") as file:
             file.write(data)
             file.flush()
@@ -282,6 +253,8 @@ def read_json(path: epath.Path) -> Any:
     """Reads a JSON file; raises BadInputError if it is missing or damaged."""
     try:
         return parse_json(path.read_text())
+    except NoAccessError:
+        raise
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BadInputError(f"{path}: {reason}; copy or export it again") from None

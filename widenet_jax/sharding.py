@@ -3,8 +3,12 @@
 Mesh axes: `data` replicates the parameters, `fsdp` shards them, `expert` shards the experts. A
 batch is sharded over all three, so that every device works on its own examples. All axes have type
 Auto: the compiler inserts the collectives, guided by the few constraints here.
+
+Devices that fast links connect form a slice: of TPUs a slice, of GPUs a host. `fsdp` and `expert`
+lie within one slice, so that between slices only gradients travel.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 
@@ -21,23 +25,47 @@ AXES = ("data", "fsdp", "expert")
 BATCH = P(AXES)
 
 
-def build_mesh(sharding: Mapping, devices: Sequence[jax.Device]) -> Mesh:
+def slice_number(device: jax.Device) -> int:
+    """Returns the number of a device's slice; devices without one are one slice."""
+    return getattr(device, "slice_index", 0)
+
+
+def build_mesh(
+    sharding: Mapping,
+    devices: Sequence[jax.Device],
+    *,
+    slice_of: Callable[[jax.Device], int] = slice_number,
+) -> Mesh:
     """Builds the mesh of `config.sharding`, which sizes `fsdp` and `expert`; `data` is the rest.
 
-    fsdp=-1 takes all devices that `expert` leaves: no parameter and no optimizer moment is then
-    stored or updated more than once, apart from small leaves (`param_spec`).
+    fsdp=-1 takes all devices of a slice that `expert` leaves: within a slice no parameter and no
+    optimizer moment is then stored or updated more than once, apart from small leaves
+    (`param_spec`). The devices of a slice are consecutive along `data`.
+
+    Args:
+      slice_of: the number of a device's slice.
 
     Raises:
-      BadInputError: the sizes do not multiply to the number of devices.
+      BadInputError: the sizes do not multiply to the number of devices of a slice.
     """
+    slices: dict[int, list[jax.Device]] = {}
+    for device in sorted(devices, key=slice_of):
+        slices.setdefault(slice_of(device), []).append(device)
+    within = math.gcd(*map(len, slices.values()))
     asked, expert = int(sharding["fsdp"]), int(sharding["expert"])
-    fsdp = max(len(devices) // max(expert, 1), 1) if asked == -1 else asked
-    if fsdp < 1 or expert < 1 or len(devices) % (fsdp * expert):
+    fsdp = max(within // max(expert, 1), 1) if asked == -1 else asked
+    if fsdp < 1 or expert < 1 or within % (fsdp * expert):
         product = "" if asked == -1 else f"config.sharding.fsdp={asked} times "
         parts = f"{product}config.sharding.expert={expert}"
-        raise BadInputError(f"{parts} must divide the number of devices, {len(devices)}")
-    shape = (len(devices) // (fsdp * expert), fsdp, expert)
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+        of = "" if len(slices) == 1 else f" of each of the {len(slices)} slices"
+        raise BadInputError(f"{parts} must divide the number of devices{of}, {within}")
+    kinds = (AxisType.Auto,) * 3
+    # `jax.make_mesh` orders the devices of one slice, and refuses several.
+    meshes = [
+        jax.make_mesh((len(one) // (fsdp * expert), fsdp, expert), AXES, devices=one)
+        for one in slices.values()
+    ]
+    return Mesh(np.concatenate([mesh.devices for mesh in meshes]), AXES, axis_types=kinds)
 
 
 def constrain(x: Array, spec: P) -> Array:

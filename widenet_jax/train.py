@@ -25,7 +25,7 @@ from widenet_jax.data.sources import open_data
 from widenet_jax.errors import naming_arguments
 from widenet_jax.evaluation import evaluate, evaluate_newest
 from widenet_jax.experiment import Experiment, build_experiment
-from widenet_jax.files import absolute
+from widenet_jax.files import absolute, is_remote, require_store
 from widenet_jax.optim.build import averaged, is_frozen, restarted
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.attention import attention_of
@@ -80,6 +80,8 @@ def run(
     # Hosts: all must run the same program.
     workdir, stop = on_every_host(absolute, workdir), stop or Stop()
     agree_on_start(config, workdir, mode=mode, extend=extend)
+    if mode == "train" and is_remote(workdir):  # each host writes there
+        on_every_host(require_store(workdir).probe, workdir)
     on_every_host(workdirs.check_workdir, workdir, config, mode=mode)
     if profile:  # imported where they are asked for: profile, replay, pretrained models
         from widenet_jax.run.profile import check_profiler

@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -218,6 +219,26 @@ def test_tensorboard_reads_the_scalars_and_where_a_run_resumed(tmp_path: Path):
     }
     starts = [e.step for e in events if e.HasField("session_log") and e.session_log.status == 1]
     assert starts == [5]  # TensorBoard hides earlier events from this step on
+
+
+class Failing:
+    """A tracker whose every method raises an error."""
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        raise OSError("no such service")
+
+
+def test_a_tracker_never_ends_a_run(tmp_path: Path, capsys: pytest.CaptureFixture):
+    out = writer(tmp_path)
+    out.trackers.append(Failing())
+    out.resume(0)
+    out.write(1, "train", {"loss": 1.0})
+    out.write_timing(1, {"images_per_second": 1.0})
+    out.flush()
+    out.close()
+    assert [record["step"] for record in out.files[0].read()] == [1]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: Failing: no such service: it may miss metrics")
 
 
 def test_wandb_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,7 @@
-"""Ends the tasks that Orbax 0.12 leaves behind where a save fails.
+"""Failures of saves: ends the tasks that Orbax 0.12 leaves behind, and bounds TensorStore's tries.
 
-This part of Orbax is private. Another release may not have it: a failed save then ends with more
-lines.
+These parts of Orbax are private. Another release may not have them: a failed save then ends with
+more lines, or later.
 """
 
 import asyncio
@@ -26,3 +26,20 @@ with suppress(ImportError, AttributeError):
 
     run = asyncio_utils._run_sync_via_new_loop
     asyncio_utils._run_sync_via_new_loop = lambda work: run(finish_all(work))
+
+
+def bound_tries(seconds: float) -> None:
+    """Lets TensorStore try a request on gs:// for about so long, from the next save or read on.
+
+    It waits 1, 2, 4, 8, 16 s, then 32 s each time; by default 32 times.
+    """
+    waits = {"initial_delay": "1s", "max_delay": "32s"}
+    tries = round(4 + max(0.0, seconds - 15.0) / 32)
+    with suppress(ImportError, AttributeError):
+        from orbax.checkpoint._src.serialization import tensorstore_utils
+
+        for context in (
+            tensorstore_utils._BASE_TS_CONTEXT,
+            tensorstore_utils._DEFAULT_OCDBT_TS_CONTEXT,
+        ):
+            context["gcs_request_retries"] = waits | {"max_retries": tries}

@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from widenet_jax.files import is_remote, parse_json, write_json
+from widenet_jax.files import is_remote, parse_json, require_store, write_json
 from widenet_jax.param_names import named_leaves
 from widenet_jax.typing import PyTree
 
@@ -34,8 +34,12 @@ def write_manifest(directory: epath.Path) -> None:
     write_json(directory / MANIFEST, {"files": files, "sha256": own_sha256(files)})
 
 
-def damage(directory: epath.Path) -> str | None:
+def damage(directory: epath.Path, *, contents: bool = True) -> str | None:
     """Describes the first damaged file of a checkpoint; returns None if all files are intact.
+
+    Args:
+      directory: of the checkpoint.
+      contents: whether files are read; without, an object store is only asked for their sizes.
 
     Raises:
       OSError: a file exists and cannot be read; the cause may be temporary.
@@ -49,6 +53,10 @@ def damage(directory: epath.Path) -> str | None:
         return f"{MANIFEST} is missing: not finished"
     except (ValueError, KeyError, TypeError, AttributeError, IsADirectoryError):
         return f"{MANIFEST} is damaged"
+    if not contents and is_remote(directory):
+        sizes = sizes_below(directory)
+        odd = (name for name, (size, _) in sorted(files.items()) if sizes.get(name) != size)
+        return next((f"{name} is missing, or has another size" for name in odd), None)
     problems = in_threads(lambda name: file_damage(directory / name, *files[name]), sorted(files))
     named = (f"{name} {what}" for name, what in zip(sorted(files), problems, strict=True) if what)
     return next(named, None)
@@ -57,18 +65,20 @@ def damage(directory: epath.Path) -> str | None:
 def file_damage(path: epath.Path, size: int, sha256: str) -> str | None:
     """Describes how a file differs from its manifest entry; returns None if it does not."""
     try:
-        found = path.stat()
-        if found.is_directory:
-            return "is a directory"
-        if found.length != size:
-            return f"has {found.length} bytes instead of {size}"
-        return None if size_and_sha256(path)[1] == sha256 else "has changed bytes"
+        length, found = size_and_sha256(path)
+    except IsADirectoryError:
+        return "is a directory"
     except (FileNotFoundError, NotADirectoryError):
         return "is missing"
+    if length != size:
+        return f"has {length} bytes instead of {size}"
+    return None if found == sha256 else "has changed bytes"
 
 
 def files_below(directory: epath.Path, prefix: str = "") -> list[str]:
     """Lists the relative paths of all files except those in LEFT_OUT."""
+    if is_remote(directory):
+        return [name for name in sizes_below(directory) if name.split("/")[-1] not in LEFT_OUT]
     found = []
     for path in directory.iterdir():
         name = f"{prefix}{path.name}"
@@ -79,13 +89,19 @@ def files_below(directory: epath.Path, prefix: str = "") -> list[str]:
     return found
 
 
+def sizes_below(directory: epath.Path) -> dict[str, int]:
+    """Returns the bytes of each object below a directory on an object store, by relative path."""
+    found = require_store(directory).below(f"{directory}/")
+    return {path.removeprefix(f"{directory}/"): size for path, size in found.items()}
+
+
 def size_and_sha256(path: epath.Path, *, flush: bool = False) -> tuple[int, str]:
     """Returns a file's size in bytes and its SHA-256 in hex; `flush` also syncs it to disk."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         if flush and not is_remote(path):
             os.fsync(file.fileno())
-        return file.tell(), digest
+        return file.seek(0, os.SEEK_END), digest
 
 
 def own_sha256(files: dict) -> str:

@@ -25,14 +25,23 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from widenet_jax.checkpoint import failed_save  # noqa: F401  # failed saves end quietly
-from widenet_jax.checkpoint.manifest import damage, write_manifest
-from widenet_jax.errors import RunFailedError, check_format, first_line, refuse, refuse_value
-from widenet_jax.files import is_remote, matching
+from widenet_jax.checkpoint.failed_save import bound_tries
+from widenet_jax.checkpoint.manifest import MANIFEST, damage, write_manifest
+from widenet_jax.errors import (
+    NoAnswerError,
+    RunFailedError,
+    check_format,
+    first_line,
+    refuse,
+    refuse_value,
+)
+from widenet_jax.files import is_remote, matching, require_store
 from widenet_jax.typing import PyTree
 
 FORMAT_VERSION = 1
 UNFINISHED = ".orbax-checkpoint-tmp"
+COMMIT_SECONDS = 3600  # for hosts to wait for one that asks a store again
+COMMITTED = "commit_success.txt"  # Orbax's marker on object stores
 NONE = -1  # no step
 FEW_INODES = 100  # a checkpoint has dozens of files
 OTHER_MODEL = (
@@ -77,7 +86,9 @@ class Series:
         # Directories are made before a save begins. Threads that wait for a directory which cannot
         # be made would keep a process from ending for minutes.
         commit = ocp.AsyncOptions(
-            post_finalization_callback=self._before_commit, create_directories_asynchronously=False
+            timeout_secs=COMMIT_SECONDS,
+            post_finalization_callback=self._before_commit,
+            create_directories_asynchronously=False,
         )
         items = {name: ocp.StandardCheckpointHandler() for name in ("params", "opt_state", "carry")}
         handler = ocp.CompositeCheckpointHandler(
@@ -100,6 +111,7 @@ class Series:
         size = tree_bytes(arrays)
         args = {name: ocp.args.StandardSave(tree) for name, tree in arrays.items()}
         args = ocp.args.Composite(meta=ocp.args.JsonSave(dict(meta)), **args)
+        self._bound_tries()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._remove_uncommitted(step)
@@ -116,7 +128,8 @@ class Series:
         checkpoint as well. The other hosts wait for the first one when they begin to save.
         """
         place = self.directory / str(step)
-        if jax.process_index() == 0 and place.exists() and step not in self.steps():
+        mine = jax.process_index() == 0 and is_remote(place)
+        if mine and place.exists() and not is_committed(place):
             place.rmtree()
 
     def _before_commit(self) -> None:
@@ -130,7 +143,8 @@ class Series:
         try:
             self.checkpointer.wait_until_finished()
             if jax.process_index() == 0:
-                if problem := damage(self.directory / str(self.step)):
+                # The manifest's hashes are of what the store gave back, see `write_manifest`.
+                if problem := damage(self.directory / str(self.step), contents=False):
                     raise OSError(f"read back, {problem}")
                 self.remove_others(keep=self.keep - 1)
         except Exception as error:
@@ -141,8 +155,12 @@ class Series:
         if full := is_full(error):
             lack, mend = space_text(self.directory, size)  # before anything is removed
             problem = f"{full}{lack}"
-        with suppress(OSError):
+        try:
             self.remove_unfinished()
+        except NoAnswerError as outage:  # so that is why
+            problem, mend = str(outage), "wait for it"
+        except OSError:
+            pass
         return CannotWriteError(
             f"checkpoint {self.step} could not be written to {self.directory}: {problem}; older "
             f"checkpoints are unchanged: {mend}, then run the same command again to resume"
@@ -184,8 +202,15 @@ class Series:
                 (self.directory / str(step)).rmtree()
 
     def remove_unfinished(self) -> list[str]:
-        """Deletes the temporary directories of unfinished saves; returns their steps' names."""
-        left = [] if jax.process_index() else matching(self.directory, f"*{UNFINISHED}*")
+        """Deletes what unfinished saves have left; returns their steps' names.
+
+        Temporary directories; on an object store, directories of steps without Orbax's marker and
+        without a manifest, which a copy of a local checkpoint has.
+        """
+        found = [] if jax.process_index() else matching(self.directory, "*")
+        remote = is_remote(self.directory)
+        cut = [path for path in found if remote and path.name.isdecimal() and not is_whole(path)]
+        left = [path for path in found if UNFINISHED in path.name or path in cut]
         for path in left:
             path.rmtree()
         return sorted(path.name.split(".")[0] for path in left)
@@ -215,7 +240,7 @@ class Series:
           RunFailedError: no checkpoint is intact.
         """
         damaged: dict[int, str] = {}
-        while (step := self._next_whole(damaged, only)) != NONE:
+        while (step := self._next_whole(damaged, only, contents=bool(targets))) != NONE:
             path = self.directory / str(step)
             meta = self._read(path, meta=ocp.args.JsonRestore()).meta
             check_format(meta, FORMAT_VERSION, place=path)
@@ -241,15 +266,16 @@ class Series:
             )
         return None, {}
 
-    def _next_whole(self, damaged: dict[int, str], only: int | None) -> int:
+    def _next_whole(self, damaged: dict[int, str], only: int | None, *, contents: bool) -> int:
         """Finds the newest intact step that is not in `damaged`; adds newer, damaged steps to it.
 
-        Looks at the step `only` alone, if it is given. Returns NONE if there is no such step.
+        Looks at the step `only` alone, if it is given; and as `damage` at `contents`. Returns NONE
+        if there is no such step.
         """
         found, failure = NONE, None
         if jax.process_index() == 0:
             try:
-                found = self._newest_whole(damaged, only)
+                found = self._newest_whole(damaged, only, contents=contents)
             except CannotReadError as error:  # raised when the other hosts know
                 failure = error
         # Every host must know whether any checkpoint is damaged, because this decides between an
@@ -263,18 +289,24 @@ class Series:
             damaged[NONE] = "see the message of the first process"
         return int(found)
 
-    def _newest_whole(self, damaged: dict[int, str], only: int | None) -> int:
+    def _newest_whole(self, damaged: dict[int, str], only: int | None, *, contents: bool) -> int:
         """As `_next_whole`, on the first host."""
         for step in reversed(self.steps()):
             if only in (None, step) and step not in damaged:
                 path = self.directory / str(step)
                 with errors_of_reading(path):
-                    if not (problem := damage(path)):
+                    if not (problem := damage(path, contents=contents)):
                         return step
                 damaged[step] = problem
         return NONE
 
+    def _bound_tries(self) -> None:
+        """TensorStore tries as long as all other requests to an object store are sent again."""
+        if is_remote(self.directory):
+            bound_tries(require_store(self.directory).Patience.seconds)
+
     def _read(self, path: epath.Path, **args: Any) -> Any:
+        self._bound_tries()
         with errors_of_reading(path):
             return self.checkpointer.restore(path, args=ocp.args.Composite(**args))
 
@@ -314,10 +346,23 @@ def steps_in(directory: epath.Path) -> list[int]:
     Raises:
       BadInputError: it is a file.
     """
+    if is_remote(directory):
+        named = [path for path in matching(directory, "*") if path.name.isdecimal()]
+        return sorted(int(path.name) for path in named if is_committed(path))
     there = directory.exists()
     is_file = there and not directory.is_dir()
     refuse_value(directory, (is_file, "is a file, and must hold checkpoints; move it away"))
     return sorted(ocp.utils.checkpoint_steps(directory)) if there else []
+
+
+def is_committed(place: epath.Path) -> bool:
+    """Returns whether a checkpoint on an object store is finished."""
+    return (place / COMMITTED).exists()
+
+
+def is_whole(place: epath.Path) -> bool:
+    """Returns whether all files of a checkpoint on an object store were written."""
+    return is_committed(place) or (place / MANIFEST).exists()
 
 
 @jax.jit

@@ -49,7 +49,7 @@ def main(argv: Argv = None) -> int:
         return parser.run(manage, words)
     add("--config", required=True, metavar="FILE[:VARIANT]")
     add("--workdir", required=True, help="gs://...: all workers write there, and resume from it")
-    add("--tpu", required=True, help="v3-256, v5e-16, ...")
+    add("--tpu", required=True, help="v3-256, v5e-16, 2xv5e-256 (two slices), ...")
     add("--extend", action="store_true", help="as of training: a longer config.duration")
     add("--name", help="of the TPU; derived from the config by default")
     add("--spot", action="store_true", help="cheaper, and may be preempted")
@@ -107,6 +107,8 @@ def job_of(options: Options) -> Job:
     shape = ":" in options.tpu  # which only `plan.py --topology` accepts
     refuse(f"--tpu={options.tpu}", (shape, "write generation and size, as in v3-256"))
     tpu = parse_topology(options.tpu, field="--tpu")
+    apart = tpu.slices > 1 and options.backend != QUEUED
+    refuse(f"--tpu={options.tpu}", (apart, f"several slices need --backend={QUEUED}"))
     config = requests.check_config(options.config)
     raise_first(requests.unreadable(override(load_config(options.config), options.fields)))
     here = not re.match("gs://[^/]", options.workdir)

@@ -54,7 +54,11 @@ def main(argv: Argv = None) -> int:
     add("--rows", nargs="+", metavar="NAME", help="with --calibrate: these workloads alone")
     add("--out", metavar="FILE.png", help="with --calibrate: draw predicted / measured")
     slices = {"nargs": "+", "default": ["v3-256"], "metavar": "TPU"}
-    add("--topology", **slices, help="v3-256, v4-128, v5e-16, v3:8x16, ...; several make a table")
+    add(
+        "--topology",
+        **slices,
+        help="v3-256, v5e-16, v3:8x16, 2xv5e-256 (two slices), ...; several make a table",
+    )
     add("--json", action="store_true", help="print JSON and nothing else")
     add("--breakdown", action="store_true", help="add where the step's time goes")
     add("--price_per_core_hour", type=float, metavar="PRICE", help="in any currency")
@@ -191,12 +195,14 @@ def plan_of(
 
 
 def plan_line(plan: dict[str, Any] | str) -> str:
-    """Formats a plan: "plan: fits, 13 h, 81 core-days", or "no plan: REASON"."""
+    """Formats a plan: "plan: fits, 13 h (11 to 16), 81 core-days", or "no plan: REASON"."""
     if isinstance(plan, str):
         return f"no plan: {plan}"
     if not plan["fits"]:
         return "plan: does not fit"
-    return f"plan: fits, {plan['hours']:.3g} h, {plan['core_days']:.3g} core-days"
+    low, high = (plan["hours"] * ms / plan["step_ms"] for ms in plan["step_ms_range"])
+    hours = f"{plan['hours']:.3g} h ({low:.3g} to {high:.3g})"
+    return f"plan: fits, {hours}, {plan['core_days']:.3g} core-days"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from widenet_jax.config.files import variant_options
 from widenet_jax.config.imports import import_files
 from widenet_jax.config.machine import NUMBERS, skip_absent_tpu
 from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, raise_first, similar
-from widenet_jax.files import NO_ANSWER, is_stall
 
 FIELD = "--config."
 Options = argparse.Namespace
@@ -272,9 +271,6 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
             # Python writes what is left of stdout when it exits, and would fail once more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return READER_GONE
-        if is_stall(error):
-            print(f"failed: {NO_ANSWER}", file=sys.stderr)
-            return 3
         if error.filename is None:
             raise
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)

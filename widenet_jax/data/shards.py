@@ -19,7 +19,15 @@ from widenet_jax.data import records
 from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.input_files import bytes_in
 from widenet_jax.data.splits import check_split
-from widenet_jax.errors import BadExampleError, BadInputError, first_line, reason_of, refuse
+from widenet_jax.errors import (
+    BadExampleError,
+    BadInputError,
+    NoAccessError,
+    NoAnswerError,
+    first_line,
+    reason_of,
+    refuse,
+)
 from widenet_jax.files import is_remote
 
 # Raised by ArrayRecord for a record or a shard that it cannot read, and when a record that could be
@@ -84,6 +92,8 @@ def _shard_problem(path: str, size: int) -> str | None:
         reader = array_record_module.ArrayRecordReader(path)
         found = reader.num_records()
         reader.close()  # raises the errors of the calls before
+    except (NoAccessError, NoAnswerError):
+        raise
     except FileNotFoundError:
         return "missing"
     except (OSError, RuntimeError) as error:

@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.imports import configs_module
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
-from widenet_jax.errors import BadInputError, first_line, raise_first
-from widenet_jax.files import absolute, is_remote, matching
+from widenet_jax.errors import BadInputError, NoAccessError, raise_first
+from widenet_jax.files import absolute, matching
 from widenet_jax.inference.exported import READERS, read_arrays
 from widenet_jax.inference.trained import build_for, open_trained, read_model
 from widenet_jax.run.workdir import flatten, plain
@@ -41,8 +41,6 @@ WITHOUT_EFFECT = {
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
 OWN_MODEL = "finetune with the config.model it was trained with"
-# Packages, which may be absent, whose errors tell of credentials and networks.
-REMOTE_PACKAGES = {"aiohttp", "fsspec", "gcsfs", "google", "requests"}
 
 
 class Pretrained(NamedTuple):
@@ -245,19 +243,8 @@ def open_model(place: str, *, checkpoint: str | None = None) -> Trained:
         if files := weight_files(absolute(place)):
             return open_public(place, files, checkpoint)
         return open_trained(place, checkpoint=checkpoint)
-    except Exception as error:
-        if not is_remote(place) or not _is_of_access(error):
-            raise
-        raise BadInputError(
-            f"{place} cannot be read: {first_line(error)}; log in with `gcloud auth "
-            "application-default login`, or copy the directory to this machine"
-        ) from error
-
-
-def _is_of_access(error: Exception) -> bool:
-    """Returns whether an error comes from a file system, a network or a login."""
-    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-    return isinstance(error, OSError) or not packages.isdisjoint(REMOTE_PACKAGES)
+    except NoAccessError as error:
+        raise BadInputError(f"{place} cannot be read: {error}") from error
 
 
 def open_public(place: str, files: list[epath.Path], checkpoint: str | None) -> Trained:

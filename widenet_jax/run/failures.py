@@ -7,8 +7,15 @@ import jax
 from etils import epath
 
 from widenet_jax.checkpoint.series import CannotWriteError, is_full, space_text
-from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError, first_line
-from widenet_jax.files import NO_ANSWER, is_gone, is_stall
+from widenet_jax.errors import (
+    BadExampleError,
+    BadInputError,
+    NoAccessError,
+    NoAnswerError,
+    RunFailedError,
+    first_line,
+)
+from widenet_jax.files import is_gone
 from widenet_jax.run.stopping import Stop, StopRequestedError
 
 ADVICE = (
@@ -35,6 +42,8 @@ def errors_in_one_line(workdir: epath.Path, stop: Stop) -> Iterator[None]:
 def ending_of(error: Exception, workdir: epath.Path, stop: Stop) -> Exception | None:
     """Returns the error of one line that stands for one that ends a run; None for all others."""
     match error:
+        case NoAccessError() | RunFailedError(__cause__=NoAccessError()):
+            return BadInputError(str(error))
         case StopRequestedError():
             return stop.stopped(0)
         case BadExampleError():
@@ -42,12 +51,12 @@ def ending_of(error: Exception, workdir: epath.Path, stop: Stop) -> Exception | 
                 f"{error}; or skip such examples: --config.data.on_bad_example=skip (up to a share "
                 "of config.data.max_bad_fraction; a few of a small set)"
             )
+        case CannotWriteError(__cause__=NoAnswerError()):
+            return None  # as it is; the store cannot be asked what is there
         case CannotWriteError() | FileNotFoundError():
             ours = str(getattr(error, "filename", workdir)).startswith(str(workdir))
             if ours and is_gone(workdir / "config.json"):
                 return RunFailedError(gone_text(workdir))
-        case OSError() if is_stall(error):
-            return RunFailedError(f"{NO_ANSWER}; then run the same command again to resume")
         case OSError() if full := is_full(error):
             lack, mend = space_text(workdir)
             return RunFailedError(

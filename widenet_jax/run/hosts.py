@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from orbax.checkpoint import multihost
 
 from widenet_jax.data.contract import Data
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.errors import BadInputError, NoAccessError, RunFailedError
 from widenet_jax.run.workdir import PACKAGES, shared_fields, version
 
 T = TypeVar("T")
@@ -26,11 +26,14 @@ def on_every_host(begin: Callable[..., T], *args: Any, **options: Any) -> T:
     Otherwise the other hosts would wait for the one that has ended.
 
     Raises:
-      BadInputError, RunFailedError: `begin` raised it here or on another host.
+      BadInputError, RunFailedError: `begin` raised it here or on another host; the former also for
+        a NoAccessError.
     """
     kinds = (None, BadInputError, RunFailedError)
     try:
         result, error = begin(*args, **options), None
+    except NoAccessError as caught:
+        result, error = None, BadInputError(str(caught))
     except kinds[1:] as caught:
         result, error = None, caught
     if jax.process_count() > 1:

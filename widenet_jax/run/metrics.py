@@ -10,7 +10,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -166,15 +169,24 @@ class TensorBoard:
 
     The calling thread writes the events. tensorboardX's SummaryWriter uses a thread that dies on a
     full disk, after which its queue fills up and the run waits forever.
+
+    For a gs:// workdir the files are in a temporary directory. `flush` uploads the events since the
+    last one as a file; tensorboardX would upload all of them each time.
     """
 
     def __init__(self, workdir: epath.Path):
+        self.directory = workdir / "tensorboard"
+        self.local = TemporaryDirectory(prefix="tensorboard-") if is_remote(workdir) else None
+        self._open()
+
+    def _open(self) -> None:
         from tensorboardX.event_file_writer import EventsWriter
 
-        directory = workdir / "tensorboard"
-        directory.mkdir(parents=True, exist_ok=True)
-        suffix = f".{os.getpid()}.{time.monotonic_ns()}"  # unique if a run starts twice in a second
-        self.writer = EventsWriter(str(directory / "events"), filename_suffix=suffix)
+        place = epath.Path(self.local.name) if self.local else self.directory
+        place.mkdir(parents=True, exist_ok=True)
+        suffix = f".{os.getpid()}.{time.monotonic_ns():020d}"  # unique, and sorted by time
+        self.writer = EventsWriter(str(place / "events"), filename_suffix=suffix)
+        self.new = False
 
     def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
         """Makes TensorBoard hide the events that an earlier start wrote after `last_step`."""
@@ -182,6 +194,7 @@ class TensorBoard:
 
         session = SessionLog(status=SessionLog.START)
         self.writer.write_event(Event(step=last_step + 1, session_log=session))
+        self.new = True
 
     def write(self, record: Mapping) -> None:
         from tensorboardX.proto.event_pb2 import Event
@@ -190,12 +203,24 @@ class TensorBoard:
         for name, value in scalars(record).items():
             event = Event(step=record["step"], wall_time=time.time(), summary=scalar(name, value))
             self.writer.write_event(event)
+            self.new = True
 
     def flush(self) -> None:
         self.writer.flush()
+        if not (self.local and self.new):
+            return
+        self.writer.close()
+        files = matching(epath.Path(self.local.name), "*")  # with those of a failed upload
+        self._open()
+        for file in files:
+            write_bytes(self.directory / file.name, file.read_bytes())
+            file.unlink()
 
     def close(self) -> None:
+        self.flush()
         self.writer.close()
+        if self.local:
+            self.local.cleanup()
 
 
 class WeightsAndBiases:
@@ -271,8 +296,24 @@ def scalars(record: Mapping) -> dict[str, float]:
     return flat
 
 
+@contextmanager
+def warned(tracker: TensorBoard | WeightsAndBiases) -> Iterator[None]:
+    """Turns errors of a tracker into a warning: a run can do without it."""
+    try:
+        yield
+    except Exception as error:
+        tell_of_tracker(type(tracker).__name__, first_line(error))
+
+
+@cache  # a line for each reason
+def tell_of_tracker(name: str, reason: str) -> None:
+    """Prints that a tracker may miss metrics."""
+    lost = "it may miss metrics, and metrics.jsonl has them all; the run continues"
+    say(f"warning: {name}: {reason}: {lost}")
+
+
 class MetricsWriter:
-    """All sinks of a run.
+    """All sinks of a run; only metrics.jsonl and timing.jsonl can end it.
 
     Metrics go to metrics.jsonl, times to timing.jsonl, and both to the trackers.
 
@@ -301,8 +342,9 @@ class MetricsWriter:
         """
         for file in self.files[:1]:
             file.resume(step, again=again, written=written)
-        for sink in self.files[1:] + self.trackers:
-            sink.resume(step, again=again)
+        for file in self.files[1:]:
+            file.resume(step, again=again)
+        self._track("resume", step, again=again)
 
     def written(self) -> dict[str, Any] | None:
         """Returns `JsonLines.written` of metrics.jsonl; None on all hosts but the first."""
@@ -312,25 +354,33 @@ class MetricsWriter:
         """Writes one record; numbers keep the seven significant digits that float32 holds."""
         record = {"step": step, "split": split}
         record |= {name: rounded(value) for name, value in metrics.items()}
-        for sink in self.files[:1] + self.trackers:
-            sink.write(record)
+        for file in self.files[:1]:
+            file.write(record)
+        self._track("write", record)
 
     def write_timing(self, step: int, timing: Mapping[str, float]) -> None:
         """Writes how fast the run is."""
         record = {"step": step} | {name: rounded(value) for name, value in timing.items()}
         for file in self.files[1:]:
             file.write(record)
-        for tracker in self.trackers:
-            tracker.write(record | {"split": "timing"})
+        self._track("write", record | {"split": "timing"})
 
     def flush(self) -> None:
-        for sink in self.files + self.trackers:
-            sink.flush()
+        for file in self.files:
+            file.flush()
+        self._track("flush")
 
     def close(self) -> None:
         """Flushes and closes every sink."""
-        for sink in self.files + self.trackers:
-            sink.close()
+        for file in self.files:
+            file.close()
+        self._track("close")
+
+    def _track(self, method: str, *args: Any, **options: Any) -> None:
+        """Calls a method of each tracker."""
+        for tracker in self.trackers:
+            with warned(tracker):
+                getattr(tracker, method)(*args, **options)
 
 
 def rounded(value: object) -> object:

@@ -18,7 +18,7 @@ from widenet_jax.data.pipeline import Batches, check_small_splits, reading, trai
 from widenet_jax.data.sources import overview
 from widenet_jax.errors import BadExampleError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
-from widenet_jax.files import is_gone, is_remote
+from widenet_jax.files import is_gone, is_remote, require_store
 from widenet_jax.optim.build import averaged
 from widenet_jax.run import summary
 from widenet_jax.run import workdir as workdirs
@@ -132,6 +132,9 @@ class Runtime(ExitStack):
         )
         for line in filter(None, [*lines, *notes, getattr(self.data.train, "note", "")]):
             self.note(line)
+        if store:
+            minutes = config.checkpoint.get("retry_minutes", 10.0)  # an older run's has none
+            self.enter_context(require_store(store).patience(minutes))
         self.watchdog.beat("compiling the first step")
         return self.state
 

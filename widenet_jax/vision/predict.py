@@ -15,6 +15,7 @@ from PIL import Image
 from widenet_jax.data.blocks import tried
 from widenet_jax.data.labelled import checked_pixels, left_out_text
 from widenet_jax.errors import BadInputError, refuse
+from widenet_jax.files import absolute, is_remote
 from widenet_jax.trained import Predictions, Trained, best, classifier, shares
 from widenet_jax.vision.data.files import decode, read_pillow
 from widenet_jax.vision.data.folders import files_below, read_photo
@@ -81,7 +82,8 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
         top = best(classify([{"image": picture}])[0], trained, options.top)
         rows.append(({"image": path, "top": top}, [path, *shares(top, "class")]))
         if options.overlay:
-            if os.path.exists(options.overlay) and os.path.samefile(path, options.overlay):
+            both = os.path.exists(options.overlay) and os.path.exists(path)
+            if both and os.path.samefile(path, options.overlay):
                 raise BadInputError(
                     f"--overlay={options.overlay} would replace an input; name another file"
                 )
@@ -99,7 +101,7 @@ def image_paths(names: Sequence[str]) -> Iterator[str]:
       BadInputError: a folder or a pattern has no image.
     """
     for path in names:
-        if os.path.isdir(path):
+        if os.path.isdir(path) or is_remote(absolute(path)):
             found, left_out, _ = files_below(path)
             if left_out:
                 print(f"{path}: {left_out_text(Counter(left_out.values()))}", file=sys.stderr)

@@ -50,11 +50,15 @@ if verb == "describe":
     if state == "NOT_FOUND":
         sys.exit("ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource was not found")
     type = cloud / "accelerator_type"
-    initiators = [initiator] if "queued-resources" in words else []
-    print(state, type.read_text() if type.exists() else "", *initiators, sep="\\t")
+    count = cloud / "node_count"
+    nodes = count.read_text() if count.exists() else ""
+    more = [initiator, nodes] if "queued-resources" in words else []
+    print(state, type.read_text() if type.exists() else "", *more, sep="\\t")
 if verb == "create":
     types = [word.partition("=")[2] for word in words if word.startswith("--accelerator-type=")]
     (cloud / "accelerator_type").write_text("".join(types))
+    counts = [word.partition("=")[2] for word in words if word.startswith("--node-count=")]
+    (cloud / "node_count").write_text("".join(counts))
 if verb == "delete":
     for home in homes:
         shutil.rmtree(home)
@@ -62,6 +66,8 @@ if verb == "delete":
 if verb == "ssh":
     command = next(word for word in words if word.startswith("--command="))[len("--command="):]
     which = next(word for word in words if word.startswith("--worker="))[len("--worker="):]
+    if "queued-resources" in words and which == "all" and "--node=all" not in words:
+        sys.exit("only the workers of the first node")
     for home in homes if which == "all" else [homes[int(which)]]:
         env = os.environ | {"HOME": str(home), "PATH": f"{cloud}/machine:{os.environ['PATH']}"}
         code = subprocess.run(["bash", "-c", command], cwd=home, env=env).returncode
@@ -107,6 +113,9 @@ elif left[0] < 0:  # as if the machine rebooted: the shell that would write run.
     while not (pid.exists() and pid.read_text()):
         pass
     os.kill(os.getppid(), 9)
+elif left[0] == 75:  # its workdir cannot be reached
+    print("failed: gs:// does not answer (503): see whether", flush=True)
+    left[0] = 3
 sys.exit(left[0])
 """
 
@@ -118,7 +127,8 @@ class Cloud:
       directory: a new directory.
       states: successive answers of `describe`; the last one repeats. NOT_FOUND is an error. A
         second word is the initiator of a queued resource's state.
-      exit_codes: exit codes of the training, one per start; it leaves none if negative.
+      exit_codes: exit codes of the training, one per start; it leaves none if negative. 75 is 3,
+        of a run whose store does not answer.
       fails: verb -> error messages of its first calls; "" lets a call succeed.
       agent: the keys that `ssh-add -l` lists; "" if no ssh-agent runs.
     """

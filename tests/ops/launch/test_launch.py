@@ -13,13 +13,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import gethostname
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from stand_in import ROOT, Cloud
 
+from widenet_jax.cli.launch_tpu import main
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.ops.launch import following
-from widenet_jax.ops.launch.requests import cause, check_config, check_name, default_name
+from widenet_jax.ops.launch.requests import (
+    Job,
+    Tools,
+    cause,
+    check_config,
+    check_name,
+    default_name,
+)
+from widenet_jax.ops.plan.topology import parse_topology
 
 ARGUMENTS = (
     "--config=configs/digits.py:vit_tiny", "--tpu=v5e-16", "--zone=us-west4-a",
@@ -97,6 +107,27 @@ def test_a_preempted_tpu_is_created_again_and_the_run_restarted(tmp_path: Path):
     assert len(cloud.trainings()) == 1  # the first one's machine was deleted
 
 
+@pytest.mark.slow
+def test_a_run_whose_store_does_not_answer_is_started_again(tmp_path: Path):
+    """On the same TPU."""
+    cloud, done = launched(tmp_path, states=("NOT_FOUND", "READY"), exit_codes=(75, 75, 0))
+    assert cloud.steps().count("create") == 1
+    assert len(cloud.trainings()) == 3
+    assert done.stderr.count("mine: gs:// does not answer; starting the run again\n") == 2
+
+
+def test_which_runs_are_started_again():
+    """Those that their store did not answer, but not for ever; others would fail once more."""
+    tpu = following.CloudTpu(SimpleNamespace(name="mine"), Tools(), poll_seconds=0.0)
+    line = "host: failed: checkpoint 9 could not be written: gs:// does not answer (503): see"
+    assert not tpu.starts_again("host: warning: gs:// does not answer (503)", 1000.0)
+    assert not tpu.starts_again("host: failed: the loss is nan at step 9", 1000.0)
+    long, short = following.SHORT_RUN_SECONDS, 9.0
+    for seconds in (*[short] * 29, long, *[short] * 29):
+        assert tpu.starts_again(f"host: step 9\n{line}\n", seconds)
+    assert not tpu.starts_again(line, short)
+
+
 @pytest.mark.parametrize("state", ["NOT_FOUND", "STOPPED"])
 @pytest.mark.slow
 def test_a_tpu_that_a_person_deletes_or_stops_is_not_created_again(tmp_path: Path, state: str):
@@ -132,6 +163,7 @@ def test_queued_resource(tmp_path: Path):
     place = ["mine", "--zone=us-west4-a", "--project=p"]
     calls = [call for call in cloud.calls() if "queued-resources" in call]
     fields = "state.state,tpu.nodeSpec[0].node.acceleratorType,state.stateInitiator"
+    fields += ",tpu.nodeSpec[0].multisliceParams.nodeCount"
     assert calls[0] == [*queued, "describe", *place, f"--format=value({fields})"]
     assert calls[1] == [
         *queued, "create", *place, "--node-id=mine", "--accelerator-type=v5litepod-16",
@@ -139,6 +171,41 @@ def test_queued_resource(tmp_path: Path):
     ]  # fmt: skip
     assert calls[-1] == [*queued, "delete", *place, "--force", "--quiet"]
     assert "WAITING_FOR_RESOURCES" in done.stderr
+
+
+def test_several_slices_are_the_nodes_of_a_queued_resource():
+    job = Job("mine", parse_topology("2xv5e-16"), "z", queued=True, runtime_version="r", spot=True)
+    queued = ["gcloud", "compute", "tpus", "queued-resources"]
+    assert job.create() == [
+        *queued, "create", "mine", "--zone=z", "--node-count=2",
+        "--accelerator-type=v5litepod-16", "--runtime-version=r", "--spot",
+    ]  # fmt: skip
+    everywhere, first = job.ssh("true", "all"), job.ssh("true", "0")
+    assert everywhere[:6] == first[:6] == [*queued, "ssh", "mine"]
+    assert {"--node=all", "--worker=all"} <= {*everywhere}
+    assert not {word for word in first if word.startswith("--node")}  # gcloud's default: node 0
+    assert "--node=all" in job.scp([Path("a")])
+
+
+@pytest.mark.slow
+def test_a_lost_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two nodes of one worker each: the run is started again, unless it was lost at its start."""
+    monkeypatch.setattr(following, "SHORT_RUN_SECONDS", 0)
+    slices = ("--tpu=2xv5e-8", "--backend=queued-resource")
+    states = ("NOT_FOUND", "ACTIVE")
+    cloud, _ = launched(tmp_path, *slices, states=states, exit_codes=(134, 0, 134, 3))
+    begun = ["describe", "create", "describe", *START]
+    checks = [*["describe"] * 4, "ssh all end_of_log", "describe", "describe"]
+    assert cloud.steps() == [*begun, *checks, *START]
+    for worker in (0, 1):
+        assert len(cloud.trainings(worker)) == 2
+    other = cloud.launch(*ARGUMENTS, *slices, "--tpu=4xv5e-8")
+    line = other.stderr.splitlines()[-1]
+    assert line.startswith("error: mine exists and is a 2xv5litepod-8, not a 4xv5litepod-8; delete")
+    monkeypatch.setattr(following, "SHORT_RUN_SECONDS", 600)
+    done = cloud.launch(*ARGUMENTS, *slices)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("failed: mine: a host was lost; its log: `")
 
 
 def test_the_runs_own_failure_is_the_exit_code_and_keeps_the_tpu(tmp_path: Path):
@@ -379,6 +446,8 @@ def test_errors_of_gcloud_are_reported_in_one_line(kind: type, answers: dict[str
     ("changes", "words"),
     [
         (["--tpu=v9-8"], "v9-8 is no TPU"),
+        (["--tpu=2xv5e-16"], "--tpu=2xv5e-16: several slices need --backend=queued-resource"),
+        (["--tpu=2xv3-256"], "joins slices of v4 and later"),
         (["--tpu=v3-255", "--dry_run"], "powers of two of at least 8 cores"),
         (["--workdir=runs/here"], "give a gs:// directory"),
         (["--workdir=gs://"], "give a gs:// directory"),
@@ -436,6 +505,12 @@ def test_status_logs_stop_delete(tmp_path: Path):
     assert cloud.launch("delete", *where).returncode == 0
     assert cloud.calls()[-1][4:] == ["delete", "mine", "--zone=us-west4-a", "--quiet"]
     assert not home.exists()
+
+
+def test_a_dry_status_asserts_no_state(capsys: pytest.CaptureFixture):
+    assert main(["status", "mine", "--zone=us-west4-a", "--dry_run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(line.startswith("$ gcloud ") for line in lines)
 
 
 def test_names_of_tpus():

@@ -68,6 +68,7 @@ def test_gclouds_parser_accepts_every_command(tmp_path: Path, stranger: dict[str
         printed = dry_run(tmp_path, *LAUNCH, *place, f"--gcloud_flags={flags} --reserved")
         printed += dry_run(tmp_path, *LAUNCH, *place, "--spot", "--delete_when_done")
         found += commands(printed, "gcloud")
+    found += commands(dry_run(tmp_path, *LAUNCH, *place, "--tpu=2xv5e-16"), "gcloud")
     unique = [list(words) for words in dict.fromkeys(map(tuple, found))]
     verbs = {
         next(w for w in ("create", "describe", "delete", "ssh", "scp") if w in c) for c in unique

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
+from widenet_jax.cli.plan import plan_line
 from widenet_jax.config.files import import_file
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan import printed, report
 from widenet_jax.ops.plan.compile import CompiledStep
 from widenet_jax.ops.plan.printed import Printed
-from widenet_jax.ops.plan.report import plan_rows
+from widenet_jax.ops.plan.report import comparison, plan_rows
 from widenet_jax.ops.plan.schedule import Schedule
 from widenet_jax.ops.plan.topology import Topology
 
@@ -155,12 +156,13 @@ FITS = {
     "hbm_limit_gib": 15.48, "fits": True, "compile_seconds": 158.0, "steps": 93_835,
     "step_ms": 220.0, "step_ms_range": [193.0, 269.3], "serial_ms": 260.0,
     "scheduled_share": 0.995, "collective_ms": 7.4,
-    "collective_mb": 1225.4, "examples_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
+    "collective_mb": 1225.4, "dcn_ms": 0.0, "dcn_mb": 0.0,
+    "examples_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
     "core_days": 61.2, "cost": None, "advice": None,
 }  # fmt: skip
 NO_TIMES = dict.fromkeys(
     ("step_ms", "step_ms_range", "serial_ms", "scheduled_share", "collective_ms", "collective_mb",
-     "examples_per_second_per_core", "mfu", "hours", "core_days", "cost")
+     "dcn_ms", "dcn_mb", "examples_per_second_per_core", "mfu", "hours", "core_days", "cost")
 )  # fmt: skip
 TOO_LARGE = FITS | NO_TIMES | {
     "config": "configs/imagenet.py:widenet_l", "hbm_peak_gib": 17.8, "fits": False,
@@ -179,6 +181,11 @@ def test_one_plan():
         "schedules, 0.5% guessed"
     )
     assert rows["collectives, in addition"].strip() == "7.4 ms for 1,225 MB per device"
+    assert "between slices" not in plan_rows(FITS)
+    two = FITS | {"topology": "2xv5e-256", "dcn_ms": 1.234, "dcn_mb": 2.0}
+    assert "between slices, in addition  1.2 ms for 2.0 MB per device" in plan_rows(two)
+    assert "| slices ms | slices MB |" in comparison([two, FITS], paper=False)
+    assert "slices" not in comparison([FITS], paper=False)
     # 61.2 x 193.0 / 220.0, and x 269.3 / 220.0.
     run = "93,835 steps: 5.7 hours, 61.2 core-days, 53.7 to 74.9 with the step's range"
     assert rows["run"].strip() == run
@@ -187,7 +194,11 @@ def test_one_plan():
     assert "0.0312 of 15.5 GiB" in small and "0.213 ms; " in small and "for 0.5 MB" in small
     methods = {"training": "gather", "evaluation": "ragged"}
     assert "gather in training, ragged in evaluation" in plan_rows(FITS | {"dispatch": methods})
-    assert "1,234.50" in plan_rows(FITS | {"cost": 1234.5})
+    # 1234.5 x 193.0 / 220.0, and x 269.3 / 220.0.
+    cost = "1,234.50, 1,082.99 to 1,511.14 with the step's range"
+    assert cost in plan_rows(FITS | {"cost": 1234.5})
+    # 5.73 hours and their range, to three digits.
+    assert plan_line(FITS) == "plan: fits, 5.73 h (5.03 to 7.01), 61.2 core-days"
     assert "fits; 0.14 GiB of it are carried" in plan_rows(FITS | {"carry_gib": 0.141})
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from ops.compiler import needs_libtpu
 
 from widenet_jax.config.files import import_file, load_config
@@ -12,10 +14,11 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan.compile import TpuCompiler, needed_bytes
 from widenet_jax.ops.plan.hlo import parse
-from widenet_jax.ops.plan.planner import data_info
+from widenet_jax.ops.plan.planner import data_info, plan_run
 from widenet_jax.ops.plan.pricing import price_module
 from widenet_jax.ops.plan.schedule import dump_directory
 from widenet_jax.ops.plan.topology import parse_topology
+from widenet_jax.sharding import BATCH, build_mesh
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,6 +56,39 @@ def test_a_small_step_for_eight_tpu_cores(tmp_path: Path):
 
 
 @needs_libtpu
+def test_a_gradient_of_two_slices(tmp_path: Path):
+    """Each of 4 devices a slice sends a quarter of a gradient, bfloat16 [1024, 1024]."""
+    compiler = TpuCompiler(parse_topology("2xv5e-4"), cache=tmp_path)
+    mesh = build_mesh({"fsdp": 1, "expert": 1}, compiler.devices[::-1])
+    assert [device.slice_index for device in mesh.devices.flat] == [0] * 4 + [1] * 4
+    kernel, x = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((1024, 1024), (64, 1024)))
+    places = NamedSharding(mesh, P()), NamedSharding(mesh, BATCH)
+
+    def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        return ((x @ kernel).astype("float32") ** 2).sum()
+
+    gradient = jax.jit(jax.grad(loss), in_shardings=places, out_shardings=places[0])
+    step = compiler.compile_lowered("a gradient", gradient.lower(kernel, x))
+    prices = price_module(parse(step.hlo), step.schedules, compiler.topology)
+    assert sum(price.dcn_bytes for price in prices) == 2 * 1024 * 1024 / 4
+    assert sum(price.collective_bytes for price in prices) > 0
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("tpu", ["2xv4-16", "2xv5p-16", "2xv5e-8", "2xv6e-8"])
+def test_a_step_of_two_slices(tmp_path: Path, tpu: str):
+    """Each of 8 devices a slice sends a part of the gradients, padded to tiles, at least 1/8."""
+    config = load_config("configs/digits.py:widenet_tiny,depth=2")
+    config.sharding.fsdp = -1
+    compiler = TpuCompiler(parse_topology(tpu), cache=tmp_path)
+    figures = plan_run("digits", config, data_info(config), compiler).figures
+    sent, whole = 1e6 * figures["dcn_mb"], 4 * 52_810
+    assert whole / 8 < sent < whole / 2
+    assert figures["dcn_ms"] > 0
+
+
+@needs_libtpu
 def test_what_a_stored_step_is_found_by(monkeypatch: pytest.MonkeyPatch):
     """The program, the scopes of its operations, the slice, and the code that reads schedules."""
 
@@ -64,8 +100,9 @@ def test_what_a_stored_step_is_found_by(monkeypatch: pytest.MonkeyPatch):
         lowered = jax.jit(step).lower(jax.ShapeDtypeStruct((8,), jax.numpy.float32))
         return planning.fingerprint(lowered, parse_topology(tpu))
 
-    found = {key(), key(number=3.0), key(scope="experts"), key(tpu="v3-16")}
-    assert key() in found and len(found) == 4
+    found = {key(), key(number=3.0), key(scope="experts"), key(tpu="v3-16"), key(tpu="v4-8")}
+    found.add(key(tpu="2xv4-8"))
+    assert key() in found and len(found) == 6
     monkeypatch.setattr(planning, "file_sha256", lambda file: f"another {file.name}")
     assert key() not in found
 

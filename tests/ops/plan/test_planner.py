@@ -87,6 +87,11 @@ def test_what_is_guessed_widens_the_range():
     found = time_figures(sizes, prices, parse_topology("v3-8"), None)
     assert found["step_ms"] == 10.0 and found["scheduled_share"] == pytest.approx(0.6)
     assert found["step_ms_range"] == pytest.approx([8 / 1.14, 14 / 0.81])
+    assert found["dcn_ms"] == found["dcn_mb"] == 0
+    prices.append(Price(line, 1, scheduled=True, dcn_bytes=5e6, dcn_ms=2.0))
+    found = time_figures(sizes, prices, parse_topology("2xv5e-8"), None)
+    assert (found["step_ms"], found["dcn_ms"], found["dcn_mb"]) == (10.0, 2.0, 5.0)
+    assert found["step_ms_range"] == pytest.approx([8 / 1.14, 14 / 0.81 + 2])
 
 
 def test_the_memory_of_a_language_model():

@@ -279,6 +279,36 @@ def test_collectives_are_priced_separately_by_bytes_in_a_ring():
         assert found["c"].ms == 0
 
 
+@pytest.mark.parametrize(
+    ("slices", "kind", "sent"),
+    [
+        (2, "ALL_REDUCE", 4e6),
+        (4, "ALL_REDUCE", 6e6),
+        (4, "ALL_GATHER", 12e6),
+        (4, "ONE_TO_ONE", 4e6),
+    ],
+)
+def test_bytes_between_slices(slices: int, kind: str, sent: float):
+    """Of 4 MB a device sends 2 (n - 1) / n, at half of 3.125 GB/s; what receives them is free."""
+    attributes = (
+        f'is_host_transfer=true, frontend_attributes={{_xla_megascale_transfer_type="{kind}"}}'
+    )
+    array = "(f32[1000000]{0}, u32[]{:S(2)}, token[])"
+    lines = (
+        "  %x = f32[1000000]{0} parameter(0)\n  %a = token[] after-all()\n"
+        f"  %s = {array} send(%x, %a), channel_id=3, {attributes}\n"
+        f"  %r = {array} recv(%a), channel_id=2, {attributes}\n"
+        "  %sd = token[] send-done(%s), channel_id=3\n"
+        "  %rd = (f32[1000000]{0}, token[]) recv-done(%r), channel_id=2\n"
+        "  ROOT %y = f32[1000000]{0} get-tuple-element(%rd), index=0"
+    )
+    found = prices(lines, topology=parse_topology(f"{slices}xv5e-8"))
+    assert found.keys() == {"s"}
+    assert found["s"].dcn_bytes == pytest.approx(sent)
+    assert found["s"].dcn_ms == pytest.approx(1e3 * sent / (0.5 * 3.125e9))
+    assert found["s"].ms == found["s"].collective_ms == 0
+
+
 def test_a_collective_of_several_arrays_that_starts():
     """An eighth of 4 MB and of 8 MB are gathered; the operands stand in the result too."""
     small, large = ("(f32[125000]{0}, f32[250000]{0})", "(f32[1000000]{0}, f32[2000000]{0})")

@@ -17,6 +17,9 @@ from widenet_jax.ops.plan.topology import CHIPS, parse_topology
         ("v4-384", "v4:4x4x12", 384, 192),  # cubes of 4 x 4 x 4
         ("v5e-16", "v5e:4x4", 16, 16),  # the name counts chips
         ("v5litepod-256", "v5e:16x16", 256, 256),
+        ("2xv5e-256", "v5e:16x16", 512, 512),  # two slices
+        ("3xv4:2x2x1", "v4:2x2x1", 24, 12),
+        ("1xv3-8", "v3:2x2", 8, 8),
     ],
 )
 def test_names(name: str, layout: str, cores: int, devices: int):
@@ -28,6 +31,13 @@ def test_a_shape_has_the_accelerator_type_of_its_size():
     assert parse_topology("v3:8x16").accelerator_type == "v3-256"
     assert parse_topology("v4:4x4x4").accelerator_type == "v4-128"
     assert parse_topology("v5e:4x4").accelerator_type == "v5litepod-16"
+
+
+def test_slices_have_the_accelerator_type_of_one():
+    two, one = parse_topology("2xv5e-8"), parse_topology("v5e-8")
+    assert two.accelerator_type == one.accelerator_type == "v5litepod-8"
+    assert two.peak_flops == 2 * one.peak_flops
+    assert two.several_hosts and not one.several_hosts
 
 
 def test_the_clocks_agree_with_the_peaks():
@@ -51,6 +61,10 @@ def test_the_clocks_agree_with_the_peaks():
         ("v5e-12", "powers of two of at least 1 chips"),
         ("v3-99999999999999999999", "write it as in v3-256"),
         ("v3:99999x99999", "1 to 1,024 chips"),
+        ("2xv3-8", "joins slices of v4 and later, not of v3"),
+        ("2xv5e-12", "powers of two of at least 1 chips"),
+        ("0xv5e-8", "write it as in v3-256, .*, 2xv5e-256"),
+        ("2x2xv5e-8", "is no TPU"),
     ],
 )
 def test_refused_names(name: str, says: str):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.errors import NO_ANSWER, BadInputError, RunFailedError
 from widenet_jax.ops.launch import requests
 from widenet_jax.ops.launch.requests import Job, Tools, cause, verb
 from widenet_jax.run.stopping import say
@@ -27,6 +27,9 @@ CHECKS_WITHOUT_ANSWER = 30  # in a row, before the launcher gives up: ten minute
 # A TPU is reported as ready some time before its workers accept ssh. Two minutes where gcloud
 # refuses at once; half an hour where each ssh waits for a silent host.
 CONNECTION_ATTEMPTS = 5
+# Of worker 0 if another host is lost: JAX aborts. Of several slices Cloud TPU then replaces one and
+# restarts the others, docs.cloud.google.com/tpu/docs/multislice-introduction ("auto-repair").
+LOST_HOST = "134"
 # A run that is lost sooner, as where the host lacks memory, would be lost again.
 SHORT_RUN_SECONDS = 600.0
 
@@ -50,6 +53,7 @@ class CloudTpu:
     def __init__(self, job: Job, tools: Tools, poll_seconds: float = 20.0):
         self.job, self.tools, self.poll_seconds = job, tools, poll_seconds
         self.may_exist = False
+        self.short_runs = 0  # in a row, that ended because their store did not answer
 
     def launch(self, plan: Callable[[], None]) -> int:
         """Creates the TPU, runs the job through any preemptions and returns its exit code.
@@ -92,10 +96,12 @@ class CloudTpu:
             return ABSENT
         if completed.returncode:
             raise cause(completed)
-        state, kind, initiator = [*completed.stdout.rstrip("\n").split("\t"), "", ""][:3]
-        if kind and self.job.tpu and kind != self.job.tpu.accelerator_type:
+        answer = completed.stdout.rstrip("\n").split("\t")
+        state, kind, initiator, count = [*answer, "", "", ""][:4]
+        kind = f"{count}x{kind}" if count else kind
+        if kind and self.job.tpu and kind != self.job.tpu.request:
             raise BadInputError(
-                f"{self.job.name} exists and is a {kind}, not a {self.job.tpu.accelerator_type}; "
+                f"{self.job.name} exists and is a {kind}, not a {self.job.tpu.request}; "
                 f"delete it (`{self.job.managing('delete')}`) or choose another --name"
             )
         by_user = initiator == "USER" and state in ("SUSPENDING", "SUSPENDED")
@@ -229,7 +235,8 @@ class CloudTpu:
         return bool(running)
 
     def unreached(self) -> str:  # also where the TPU of a queued resource was stopped
-        node = " ".join([self.job.name, *self.job.place])
+        first = f"{self.job.name}-0" if self.job.tpu.slices > 1 else self.job.name
+        node = " ".join([first, *self.job.place])
         describe = f"gcloud compute tpus tpu-vm describe {node}"
         return f"worker 0 of {node} cannot be reached; `{describe}` shows whether it was stopped"
 
@@ -237,7 +244,8 @@ class CloudTpu:
         """Prints worker 0's log until the run ends; if it failed, the end of every worker's log.
 
         Returns:
-          The run's exit code; None if the TPU is not ready, or the run left no code.
+          The run's exit code; None if the TPU is not ready, or the run left no code, or one of
+          several slices was lost.
 
         Raises:
           RunFailedError: worker 0 cannot be reached for long, or the run was lost soon after its
@@ -256,11 +264,16 @@ class CloudTpu:
                     return None
                 time.sleep(self.poll_seconds)
             if code:
+                ends = self.tools.attempt(self.job.ssh(verb("end_of_log"), "all")).stdout
                 if self.job.tpu.several_hosts:  # any worker may have failed first
-                    self.stream("end_of_log", "all")
-                return int(code)
-            if word == "lost":
-                lost = f"{self.job.name}: the run left no exit code, as after a reboot"
+                    print(ends, end="", flush=True)
+                if self.starts_again(ends, time.monotonic() - began):
+                    return None
+                if code != LOST_HOST or self.job.tpu.slices == 1:
+                    return int(code)
+            if word == "lost" or code:
+                why = "a host was lost" if code else "the run left no exit code, as after a reboot"
+                lost = f"{self.job.name}: {why}"
                 if time.monotonic() - began < SHORT_RUN_SECONDS:
                     raise RunFailedError(f"{lost}; its log: `{self.job.managing('logs')}`")
                 say(f"{lost}; starting it again")
@@ -270,17 +283,34 @@ class CloudTpu:
                 raise RunFailedError(self.unreached())
             lines = 10
 
+    def starts_again(self, log: str, seconds: float) -> bool:
+        """Returns whether a run that its store did not answer is to start once more.
+
+        Args:
+          log: the end of every worker's.
+          seconds: that the run took. Many short ones in a row are too many.
+        """
+        if not re.search(f"failed: .*{NO_ANSWER}", log):
+            return False
+        self.short_runs = self.short_runs + 1 if seconds < SHORT_RUN_SECONDS else 0
+        if again := self.short_runs < CHECKS_WITHOUT_ANSWER:
+            say(f"{self.job.name}: {NO_ANSWER}; starting the run again")
+            time.sleep(self.poll_seconds)
+        return again
+
     def stream(self, words: str, worker: str) -> None:
         """Runs a verb of worker.sh whose output goes to the terminal."""
         self.tools.attempt(self.job.ssh(verb(words), worker), captured=False)
 
     def status(self) -> str:
-        """Describes the state of the TPU and of the run, for people."""
+        """Describes the state of the TPU and of the run, for people; a dry run knows neither."""
         state = self.state(dry_answer=READY[self.job.queued])
         text = f"{self.job.name}: {state or 'there is no such TPU'}"
         if state not in READY:
             return text
         run = self.on_first(requests.verb_if_set_up("status"))
+        if self.tools.dry:
+            return ""
         return f"{text}\n{'worker 0 cannot be reached' if run is None else run or 'no run'}"
 
     def logs(self) -> None:

@@ -1,4 +1,9 @@
-"""A job on a Cloud TPU: its checks, the commands that gcloud receives, what runs on the workers."""
+"""A job on a Cloud TPU: its checks, the commands that gcloud receives, what runs on the workers.
+
+Several slices are the nodes of one queued resource. The job needs no variables for them: Cloud TPU
+gives every worker MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_NUM_SLICES and MEGASCALE_SLICE_ID, which
+`jax.distributed.initialize` reads (jax/_src/clusters/cloud_tpu_cluster.py).
+"""
 
 import os
 import re
@@ -69,7 +74,7 @@ class Job:
 
     Attributes:
       name: of the TPU.
-      tpu: the TPU type; None where an existing TPU is managed.
+      tpu: the TPU type, and the number of slices; None where an existing TPU is managed.
       zone: Google Cloud zone.
       arguments: command line of `python -m widenet_jax.main`, including `--distributed`.
       project: Google Cloud project; "" for gcloud's default.
@@ -103,13 +108,18 @@ class Job:
     def create(self) -> list[str]:
         type_ = f"--accelerator-type={self.tpu.accelerator_type}"
         if self.queued:
-            flags = [f"--node-id={self.name}", type_, f"--runtime-version={self.runtime_version}"]
+            # Nodes of several slices are NAME-0, NAME-1, ...
+            several = self.tpu.slices > 1
+            nodes = f"--node-count={self.tpu.slices}" if several else f"--node-id={self.name}"
+            flags = [nodes, type_, f"--runtime-version={self.runtime_version}"]
         else:
             flags = [type_, f"--version={self.runtime_version}"]
         return self.request("create", *flags, *["--spot"] * self.spot, *self.gcloud_flags)
 
     def describe(self) -> list[str]:
-        queued = "state.state,tpu.nodeSpec[0].node.acceleratorType,state.stateInitiator"
+        spec = "tpu.nodeSpec[0]"
+        queued = f"state.state,{spec}.node.acceleratorType,state.stateInitiator"
+        queued += f",{spec}.multisliceParams.nodeCount"
         fields = queued if self.queued else "state,acceleratorType"
         return self.request("describe", f"--format=value({fields})")
 
@@ -124,7 +134,9 @@ class Job:
 
     def _connect(self, tool: str, words: Sequence[str], *flags: str) -> list[str]:
         options = [f"--{tool}-flag=-o{option}" for option in SSH_OPTIONS]
-        start = ["gcloud", "compute", "tpus", "tpu-vm", tool]
+        start = ["gcloud", "compute", "tpus", "queued-resources" if self.queued else "tpu-vm", tool]
+        if self.queued and "--worker=all" in flags:  # of every slice; otherwise of the first one
+            options.append("--node=all")
         return [*start, *words, *self.place, "--quiet", *options, *flags]
 
     def managing(self, verb: str) -> str:

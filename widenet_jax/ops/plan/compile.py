@@ -128,6 +128,7 @@ def tpu_devices(topology: Topology) -> Sequence[jax.Device]:
         os.environ["LIBTPU_INIT_ARGS"] = f"{flags} {dump_flags()}".strip()
     jax.config.update("jax_platforms", "cpu")
     kind = {"chip_config_name": topology.chip.config} if topology.chip.config else {}
+    kind |= {"num_slices": topology.slices} if topology.slices > 1 else {}
     try:
         description = topologies.get_topology_desc(topology.layout, "tpu", **kind)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
@@ -199,6 +200,7 @@ def fingerprint(lowered: Any, topology: Topology) -> str:
     # Where schedules are dumped is each process's own.
     flags = [flag for flag in flags.split() if not flag.startswith("--xla_jf_dump_")]
     about = [topology.layout, topology.chip.config, *versions, *flags, *kept]
+    about += [f"{topology.slices} slices"] if topology.slices > 1 else []
     # Scopes tell the parts of a step. They stand among the locations, whose files, lines and
     # callers differ between processes.
     scopes = set(re.findall(r'loc\("(jit\([^"]*)"\(', lowered.as_text(debug_info=True)))

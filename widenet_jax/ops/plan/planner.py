@@ -32,11 +32,11 @@ GUESS = 2  # what is guessed may take half or twice as long; no measurement back
 
 
 class Plan(NamedTuple):
-    """The plan of one config on one slice.
+    """The plan of one config on one slice, or on several.
 
     Attributes:
       figures: the JSON object that `--json` prints:
-        config, topology, cores, devices: names and sizes.
+        config, topology, cores, devices: names and sizes, of all slices together.
         unit: what the task calls an example, in the plural.
         batch_size, examples_per_core, steps: of the run.
         params, params_unrolled: parameters, and parameters of the same model without sharing.
@@ -52,7 +52,9 @@ class Plan(NamedTuple):
         step_ms_range: what the calibration leaves open, see BAND and GUESS; the upper end has the
           collectives.
         serial_ms: time of a step if no byte moved while computing.
-        collective_ms, collective_mb: time of the collectives, and megabytes that a device sends.
+        collective_ms, collective_mb: time of the collectives within a slice, and megabytes that a
+          device sends.
+        dcn_ms, dcn_mb: the same between slices.
         examples_per_second_per_core, mfu, hours, core_days: at `step_ms`.
         cost: None without a price.
         advice: a change that makes the step fit, see `advise`; None if it fits.
@@ -140,13 +142,16 @@ def time_figures(
     low, high = (step_ms + guessed * (factor - 1) for factor in (1 / GUESS, GUESS))
     seconds, cores = step_ms / 1e3, topology.num_cores
     hours = figures["steps"] * seconds / 3600
+    dcn_ms = sum(price.dcn_ms for price in prices)
     times = {
         "step_ms": step_ms,
-        "step_ms_range": [low / BAND[1], high / BAND[0] + sums["collective_ms"]],
+        "step_ms_range": [low / BAND[1], high / BAND[0] + sums["collective_ms"] + dcn_ms],
         "scheduled_share": 1 - guessed / step_ms,
         "serial_ms": sums["serial_ms"],
         "collective_ms": sums["collective_ms"],
         "collective_mb": sum(price.collective_bytes for price in prices) / 1e6,
+        "dcn_ms": dcn_ms,
+        "dcn_mb": sum(price.dcn_bytes for price in prices) / 1e6,
         "examples_per_second_per_core": figures["batch_size"] / seconds / cores,
         "mfu": figures["limit_ms"] / step_ms,
         "hours": hours,

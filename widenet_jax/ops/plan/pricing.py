@@ -16,6 +16,9 @@ Collectives stand apart: the bytes that a device sends, over the links of its ch
 compiler's choice of rings uses. They are not part of the step time, because the compiler does not
 report how much of them overlaps with computation.
 
+So do bytes between slices. The compiler sums gradients within a slice, hands each device's share to
+its host (`send`), which sums it with the hosts of other slices, and receives the result (`recv`).
+
 The compiler's own estimate of cycles is kept beside the price. It steers the compiler's choices; it
 is 2 to 11 times too high for reductions, exponentials and products with a small contraction.
 
@@ -39,14 +42,20 @@ from widenet_jax.ops.plan.topology import Chip, Topology
 RAGGED_DOT_SHARE_OF_PEAK = 0.8
 HBM_SHARE_OF_BANDWIDTH = 0.85
 UNSCHEDULED_SHARE_OF_BANDWIDTH = 0.5
+# Between two v6e slices of four chips an all-reduce of 1 GiB a chip moved the bytes of a ring at
+# 198 of their machines' 400 Gb/s: storage.googleapis.com/yppublic/v6e-dcn-allreduce-20260826
+# (August 2026). That is one measurement; small arrays and more slices may be slower.
+DCN_SHARE_OF_BANDWIDTH = 0.5
 
 # No cost at run time, or priced through the instructions that they call.
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
-        "opt-barrier", "partition-id", "replica-id", "add-dependency", "domain"}  # fmt: skip
+        "opt-barrier", "partition-id", "replica-id", "add-dependency", "domain",
+        "send-done", "recv", "recv-done"}  # fmt: skip
 FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding"}
 # Transfers that run beside other instructions.
 ASYNC = re.compile(r"(copy|slice|async)-(start|update|done)")
 CHANNEL = re.compile(r"channel_id=(\d+)")
+BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 SLICES = ("slice", "dynamic-slice")
 
@@ -88,6 +97,8 @@ class Price:
       estimate_ms: by the compiler's own estimate; `ms` where it gives none.
       collective_bytes: bytes that one device sends.
       collective_ms: time of these bytes on the links.
+      dcn_bytes: bytes that one device sends to other slices.
+      dcn_ms: time of these bytes on the links of the hosts.
     """
 
     instruction: Instruction
@@ -99,6 +110,8 @@ class Price:
     estimate_ms: float = 0.0
     collective_bytes: float = 0.0
     collective_ms: float = 0.0
+    dcn_bytes: float = 0.0
+    dcn_ms: float = 0.0
 
     @property
     def ms(self) -> float:
@@ -225,6 +238,10 @@ def price_instruction(
         return None
     if opcode.endswith("-done") and opcode.removesuffix("-done") in SENT:
         return None
+    if opcode == "send":
+        sent = trips * bytes_between_slices(instruction, topology.slices)
+        ms = 1e3 * sent / (DCN_SHARE_OF_BANDWIDTH * chip.dcn / chip.devices) if sent else 0.0
+        return Price(instruction, trips, scheduled=True, dcn_bytes=sent, dcn_ms=ms)
     compute = 1e3 * trips * (cycles or 0) / chip.clock
     estimate = 1e3 * trips * (instruction.cycles or 0) / chip.clock
     if sent := trips * bytes_sent(instruction, module, topology):
@@ -273,6 +290,17 @@ def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> 
     if kind == "all-reduce" and instruction.opcode == "fusion":
         kind, size = "reduce-scatter", size / n
     return SENT[kind](size, n) if kind in SENT else 0.0
+
+
+def bytes_between_slices(send: Instruction, slices: int) -> float:
+    """Returns the bytes that a device sends to other slices, in a ring of the slices.
+
+    The hosts sum an all-reduce, and keep no more than a part of it.
+    """
+    match, size = BETWEEN_SLICES.search(send.text), array_bytes(send.arrays[:1])
+    if not match:
+        return 0.0
+    return size * {"ALL_REDUCE": 2 - 2 / slices, "ALL_GATHER": slices - 1}.get(match[1], 1)
 
 
 def collective_of(instruction: Instruction, module: Module) -> Instruction:

@@ -40,6 +40,10 @@ class Chip:
       hbm_limit: GiB per device that a program may use, from the compiler's out-of-memory message.
       kinds: names by which JAX knows its devices, `device.device_kind`.
       image: of the Cloud TPU virtual machine.
+      dcn: bytes/s that a chip sends to other slices, its share of the links of its host: v5e, 2 x
+        100 Gb/s for 8 chips; v5p, 50 Gb/s a chip; v6e, 4 x 200 Gb/s for 8 chips. The page of v4 has
+        none; 50 Gb/s for 4 chips are assumed. 0: Cloud TPU joins slices of v4 and later only
+        (docs.cloud.google.com/tpu/docs/multislice-introduction).
       config: the `chip_config_name` that libtpu needs; "" for its default.
     """
 
@@ -56,6 +60,7 @@ class Chip:
     hbm_limit: float
     kinds: Sequence[str]
     image: str
+    dcn: float = 0.0
     config: str = ""
 
     @property
@@ -73,22 +78,28 @@ _FIGURES = tomllib.loads(Path(__file__).with_name("chips.toml").read_text())
 CHIPS = {name: Chip(name, **fields) for name, fields in _FIGURES["tpus"].items()}
 GPUS: dict[str, float] = _FIGURES["gpus"]  # parts of `device.device_kind` -> peak FLOP/s
 ALIASES = {"v5litepod": "v5e"}
-SLICE_EXAMPLES = "v3-256, v4-128, v5e-16, v5p-64, v6e-8, v3:8x16"
+NAME = re.compile(
+    r"((?P<slices>[1-9]\d{0,3})x)?(?P<generation>[a-z]\w*?)"
+    r"(-(?P<count>\d{1,9})|:(?P<shape>\d{1,9}(x\d{1,9})*))"
+)
+SLICE_EXAMPLES = "v3-256, v4-128, v5e-16, v5p-64, v6e-8, v3:8x16, 2xv5e-256"
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A TPU slice.
+    """A TPU slice, or several that are alike.
 
     Attributes:
-      name: the slice as the user wrote it.
+      name: as the user wrote it.
       generation: key of CHIPS.
-      shape: chips along each dimension.
+      shape: chips of a slice along each dimension.
+      slices: their number. Chips of different slices communicate through their hosts.
     """
 
     name: str
     generation: str
     shape: tuple[int, ...]
+    slices: int = 1
 
     @property
     def chip(self) -> Chip:
@@ -96,7 +107,7 @@ class Topology:
 
     @property
     def num_chips(self) -> int:
-        return math.prod(self.shape)
+        return self.slices * math.prod(self.shape)
 
     @property
     def num_cores(self) -> int:
@@ -108,62 +119,74 @@ class Topology:
 
     @property
     def several_hosts(self) -> bool:
-        """Whether Cloud TPU splits the slice among several virtual machines.
+        """Whether Cloud TPU splits the chips among several virtual machines.
 
         One machine has four chips of two cores, or up to eight chips of one core: in both cases up
         to eight of the units in the name.
         """
-        return int(self.accelerator_type.rpartition("-")[2]) > 8
+        return self.slices > 1 or int(self.accelerator_type.rpartition("-")[2]) > 8
 
     @property
     def peak_flops(self) -> float:
-        """Peak bfloat16 FLOP/s of the slice."""
+        """Peak bfloat16 FLOP/s of all chips."""
         return self.num_chips * self.chip.flops
 
     @property
     def layout(self) -> str:
-        """Returns the compiler's name of the slice, such as "v3:8x16"."""
+        """Returns the compiler's name of a slice, such as "v3:8x16"."""
         return f"{self.generation}:{'x'.join(map(str, self.shape))}"
 
     @property
     def accelerator_type(self) -> str:
-        """Returns Cloud TPU's name of the slice, such as "v3-256" or "v5litepod-16"."""
-        chip = self.chip
-        count = self.num_cores if chip.name_counts == "cores" else self.num_chips
+        """Returns Cloud TPU's name of a slice, such as "v3-256" or "v5litepod-16"."""
+        per_chip = self.chip.cores if self.chip.name_counts == "cores" else 1
+        count = per_chip * math.prod(self.shape)
         generation = "v5litepod" if self.generation == "v5e" else self.generation
         return f"{generation}-{count}"
 
+    @property
+    def request(self) -> str:
+        """Returns Cloud TPU's name of a slice, and their number: "2xv5litepod-16"."""
+        return (
+            f"{self.slices}x{self.accelerator_type}" if self.slices > 1 else self.accelerator_type
+        )
+
 
 def parse_topology(text: str, *, field: str = "--topology") -> Topology:
-    """Reads "v3-256", or a shape in chips such as "v3:8x16".
+    """Reads "v3-256", a shape in chips such as "v3:8x16", or several slices, "2xv5e-256".
 
     A count becomes the squarest torus of that many chips, which is what Cloud TPU provides.
 
     Args:
-      text: the user's name of the slice.
+      text: the user's name of the slices.
       field: the flag that messages name.
 
     Raises:
-      BadInputError: an unknown generation, or a size that Cloud TPU does not offer.
+      BadInputError: an unknown generation, or a size or a number of slices that Cloud TPU does not
+        offer.
     """
-    match = re.fullmatch(r"([a-z]\w*?)(?:-(\d{1,9})|:(\d{1,9}(?:x\d{1,9})*))", text.strip().lower())
-    generation = match and ALIASES.get(match[1], match[1])
+    match = NAME.fullmatch(text.strip().lower())
+    generation = match and ALIASES.get(match["generation"], match["generation"])
     if generation not in CHIPS:
         raise BadInputError(
             f"{field}={text} is no TPU; write it as in {SLICE_EXAMPLES} (generations: "
             f"{', '.join(CHIPS)})"
         )
-    chip = CHIPS[generation]
-    if match[2]:
-        chips = chips_of(generation, int(match[2]), flag=f"{field}={text}")
-        return Topology(text, generation, squarest(chips, chip.dimensions))
-    topology = Topology(text, generation, tuple(map(int, match[3].split("x"))))
-    if not 0 < topology.num_chips <= chip.pod:
+    chip, slices = CHIPS[generation], int(match["slices"] or 1)
+    if slices > 1 and not chip.dcn:
+        raise BadInputError(
+            f"{field}={text}: Cloud TPU joins slices of v4 and later, not of {generation}"
+        )
+    if match["count"]:
+        chips = chips_of(generation, int(match["count"]), flag=f"{field}={text}")
+        return Topology(text, generation, squarest(chips, chip.dimensions), slices)
+    shape = tuple(map(int, match["shape"].split("x")))
+    if not 0 < math.prod(shape) <= chip.pod:
         raise BadInputError(
             f"{field}={text}: a slice of {generation} has 1 to {chip.pod:,} chips, at least one "
             "along each dimension"
         )
-    return topology
+    return Topology(text, generation, shape, slices)
 
 
 def chips_of(generation: str, count: int, *, flag: str) -> int:

@@ -18,7 +18,7 @@ from etils import epath
 
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import absolute, check_store, is_remote, lock, require_gcsfs
+from widenet_jax.files import absolute, check_store, is_remote, lock, require_store
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.sweep.trials import Outcome, Status, Trial
 from widenet_jax.run.metrics import JsonLines
@@ -51,7 +51,7 @@ class Directory:
         check_store(trials)
         if is_remote(trials):
             try:
-                require_gcsfs(f"--trial_workdir={trials}")
+                require_store(f"--trial_workdir={trials}")
             except BadInputError as error:
                 if not dry:
                     raise

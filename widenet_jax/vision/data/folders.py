@@ -14,12 +14,12 @@ import numpy as np
 
 from widenet_jax.data import labelled
 from widenet_jax.data.blocks import in_threads
-from widenet_jax.data.input_files import read_regular
+from widenet_jax.data.input_files import read_input, read_regular
 from widenet_jax.data.records import MANIFEST
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
 from widenet_jax.data.splits import check_split, parse_slice, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, check_range, refuse
-from widenet_jax.files import STARTS, is_remote
+from widenet_jax.files import STARTS, is_remote, require_store
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 MAX_SIZES = 10_000  # files whose sizes are asked for: a remote disk takes up to 1 ms for each
@@ -153,6 +153,8 @@ def read_photo(path: str | os.PathLike) -> bytes:
       BadExampleError: the file cannot be read.
       BadInputError: nor may others; see FILE_ERRORS.
     """
+    if is_remote(path):
+        return read_input(path)
     try:
         return read_regular(path)
     except OSError as error:
@@ -243,11 +245,14 @@ def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
 def files_below(root: str) -> tuple[list[str], dict[str, str], list[str]]:
     """Returns the images under a folder, the kinds of other files, and the folders that are empty.
 
-    All are in sorted order. Of a file, which may be one or the other, it returns the file.
+    All are in sorted order. Of a file, which may be one or the other, it returns the file. The
+    folder or file may be on gs://.
     """
     images, left_out, empty, seen = [], {}, [], set()
     alone = [(os.path.dirname(root), [], [os.path.basename(root)])]
     walk = os.walk(root, followlinks=True) if os.path.isdir(root) else alone
+    if is_remote(root):
+        walk = [("", [], require_store(root).below(root))]
     for folder, folders, names in walk:
         folders.sort()
         real = os.path.realpath(folder)
@@ -256,7 +261,8 @@ def files_below(root: str) -> tuple[list[str], dict[str, str], list[str]]:
             continue
         seen.add(real)
         empty += [] if folders or names else [folder]
-        paths = {os.path.join(folder, name): kind_left_out(name) for name in sorted(names)}
+        kinds = {name: kind_left_out(os.path.basename(name)) for name in sorted(names)}
+        paths = {os.path.join(folder, name): kind for name, kind in kinds.items()}
         images += [path for path, kind in paths.items() if kind is None]
         left_out |= {path: kind for path, kind in paths.items() if kind}
     return images, left_out, empty
