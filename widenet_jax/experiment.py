@@ -106,8 +106,7 @@ def build_experiment(
     total_steps, eval_every, save_every = lengths(config, data_info)
     model = model_of(config, task, attention)
     check_batch(config, model, task, mesh)
-    mixing = getattr(model, "allow_mixing", False)
-    with try_parts(causal=getattr(model, "causal", False) and not mixing):
+    with try_parts(causal=predicts_next(model)):
         params = parameter_shapes(model, input_spec(task))
     check_freeze(config.optimizer, params, config.init_from)
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
@@ -147,6 +146,11 @@ def build_experiment(
             out_shardings=Evaluation(replicated, replicated, replicated, carry=batched),
         ),
     )
+
+
+def predicts_next(model: nn.Module) -> bool:
+    """Returns whether tokens must not depend on later ones, which the model predicts."""
+    return getattr(model, "causal", False) and not getattr(model, "allow_mixing", False)
 
 
 def model_of(config: ConfigDict, task: Task, attention: str | None) -> nn.Module:

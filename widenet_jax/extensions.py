@@ -290,24 +290,12 @@ def try_part(where: str, call: tuple, *, train: bool, causal: bool) -> None:
     output, arrays = run(x, *rest)
     early = (jnp.arange(x.shape[1]) <= (x.shape[1] - 1) // 2)[:, None]
     if isinstance(output, Routing):
-        probs = output.router_probs
-        sums = probs.astype(jnp.float32).sum(axis=-1)
-        if not (jnp.all(probs >= 0) and jnp.allclose(sums, 1, atol=0.01)):
-            raise BadInputError(
-                f"{where}: router_probs of a token must be a distribution over the experts, such "
-                f"as a softmax; the least is {probs.min():.3g}, the sum {sums.min():.3g} to "
-                f"{sums.max():.3g}"
-            )
+        check_probs(where, output.router_probs)
         _, (_, gate) = run(x, jnp.broadcast_to(early[:, 0], x.shape[:2]))
         if not getattr(module, "mixes", False) and jnp.where(early, 0, gate).any():
             raise BadInputError(f"{where}: masked tokens must have gate 0: gate * mask[..., None]")
     else:
-        own = added("widenet_jax.nn.moe.losses", "LOSSES")
-        losses = output.get("losses", {}).items()
-        losses = {f"the loss {name}{source_of(own.get(name))[1]}": loss for name, loss in losses}
-        for what, value in {"y": arrays[0], **losses}.items():
-            if not jnp.isfinite(value).all():
-                raise BadInputError(f"{where}: {what} must be finite; for random tokens it is not")
+        check_finite(where, arrays[0], output.get("losses", {}))
     if causal:
         later = jnp.where(early, x, jax.random.normal(other, x.shape, x.dtype))
         for was, now in zip(arrays, run(later, *rest)[1], strict=True):
@@ -316,3 +304,23 @@ def try_part(where: str, call: tuple, *, train: bool, causal: bool) -> None:
                     f"{where}: a token's output or routing changes with later tokens, which the "
                     "model has to predict; compute it from this token and earlier ones alone"
                 )
+
+
+def check_probs(where: str, probs: Array) -> None:
+    """Refuses probabilities of a router that are no distribution over the experts."""
+    sums = probs.astype(jnp.float32).sum(axis=-1)
+    if not (jnp.all(probs >= 0) and jnp.allclose(sums, 1, atol=0.01)):
+        raise BadInputError(
+            f"{where}: router_probs of a token must be a distribution over the experts, such "
+            f"as a softmax; the least is {probs.min():.3g}, the sum {sums.min():.3g} to "
+            f"{sums.max():.3g}"
+        )
+
+
+def check_finite(where: str, y: Array, losses: dict[str, Array]) -> None:
+    """Refuses an output or a loss that is not finite."""
+    own = added("widenet_jax.nn.moe.losses", "LOSSES")
+    named = {f"the loss {name}{source_of(own.get(name))[1]}": x for name, x in losses.items()}
+    for what, value in {"y": y, **named}.items():
+        if not jnp.isfinite(value).all():
+            raise BadInputError(f"{where}: {what} must be finite; for random tokens it is not")
