@@ -176,9 +176,12 @@ def test_a_token_that_no_server_gives_may_come_later():
 
 
 def test_images_to_predict(bucket: str, capsys: pytest.CaptureFixture):
+    from widenet_jax import object_store
+
     place = absolute(bucket)
     for name in ("a/1.png", "a/b/2.jpg", "a/notes.txt"):
         write_bytes(place / name, name.encode())
+    object_store.write(f"{bucket}/a/", b"")  # as Google's console stands for a folder
     photos = [f"{bucket}/a/1.png", f"{bucket}/a/b/2.jpg"]
     assert list(image_paths([f"{bucket}/a"])) == photos
     assert "1 file left out (.txt 1)" in capsys.readouterr().err

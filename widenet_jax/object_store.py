@@ -266,9 +266,13 @@ def write(path: str, data: bytes) -> None:
 
 
 def below(path: str) -> dict[str, int]:
-    """Returns the bytes of each object under a place, at any depth; of an object itself, its."""
+    """Returns the bytes of each object under a place, at any depth; of an object itself, its.
+
+    Without the empty objects, "a/", by which Google's console and others stand for folders.
+    """
     found = fsspec.filesystem("gs").find(path, detail=True)
-    return {f"gs://{name}": about["size"] for name, about in sorted(found.items())}
+    sizes = {f"gs://{name}": about["size"] for name, about in sorted(found.items())}
+    return {name: size for name, size in sizes.items() if not name.endswith("/")}
 
 
 def register() -> None:
