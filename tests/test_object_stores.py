@@ -227,7 +227,7 @@ def test_a_run_on_gs_ends_as_a_local_one(bucket: str, gcs_server: str, tmp_path:
     assert metrics == (tmp_path / "run" / "metrics.jsonl").read_bytes()
     assert 5 < len(read) == len(set(read))  # for the manifest
     # The start, metrics, the best and the last checkpoint; then the same again, with a restore and
-    # without two checkpoints, 26 objects each (Google deletes 100 in one request).
+    # without two checkpoints, 26 objects each.
     assert first < 330
     assert len(way.requests) - first < 500
 
