@@ -57,13 +57,17 @@ def programs_of(page: Path) -> list[str]:
     return [text for kind, text in cells_of(page) if kind == "code"]
 
 
-def commands_of(page: Path) -> list[list[str]]:
-    """Splits the commands of a page that run a program of ours into words."""
+def lines_of(page: Path) -> list[str]:
+    """Returns the lines of a page's indented blocks and shell blocks, continued ones joined."""
     text = text_of(page)
     blocks = re.findall(r"^    (.*)", text, re.MULTILINE)
     blocks += re.findall(r"^```(?:bash|sh|shell)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    ours = [found[1] for line in lines if (found := OURS.match(line.strip()))]
+    return [line.strip() for line in "\n".join(blocks).replace("\\\n", " ").splitlines()]
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """Splits the commands of a page that run a program of ours into words."""
+    ours = [found[1] for line in lines_of(page) if (found := OURS.match(line))]
     return [shlex.split(line, comments=True) for line in ours]
 
 
@@ -139,6 +143,19 @@ def test_a_command_sets_fields_that_its_config_has(words: list[str]):
     assert set(named) <= fields
 
 
+def test_git_ignores_the_folders_that_commands_write():
+    written = {
+        found[1]
+        for words in COMMANDS
+        for word in words
+        if (found := re.fullmatch(r"--(?:out|workdir)=([a-z_]+)(?:/\w+)*", word))
+    }
+    ours = written - {"widenet_tiny_digits"}
+    assert ours >= {"runs", "analysis"}
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert {name for name in ours if not {f"/{name}/", f"{name}/"} & {*ignored}} == set()
+
+
 @each_page
 def test_fields_in_the_text_exist(page: Path):
     named = set(re.findall(r"\bconfig\.([a-z_]+(?:\.[a-z_0-9]+)*)", text_of(page))) - NOT_FIELDS
@@ -174,6 +191,14 @@ def test_links_lead_somewhere(page: Path):
         there = page.parent / file if file else page
         assert there.exists(), target
         assert not anchor or anchor in anchors_of(there), target
+
+
+def test_pages_are_short():
+    """The log has no limit."""
+    readme = ROOT / "README.md"
+    others = [p for p in SITE if p.suffix == ".md" and p.parent not in (DOCS, DOCS / "log")]
+    assert len(text_of(readme).split()) <= 900
+    assert sum(len(text_of(page).split()) for page in [readme, *others]) <= 16_000
 
 
 def test_every_page_is_in_the_site():

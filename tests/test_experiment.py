@@ -119,5 +119,5 @@ class Halved(TopKRouter):
 def test_an_own_router_without_probabilities_starts_no_run(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(ROUTERS, "halved", Halved)
     config = small_config(**{"model.moe.router.name": "halved"})
-    with pytest.raises(BadInputError, match="router halved: router_probs of a token must be a"):
+    with pytest.raises(BadInputError, match=r"line \d+\): router_probs of a token must be a"):
         build_experiment(config, DATA_INFO, jax.devices()[:1])

@@ -47,12 +47,13 @@ def test_the_guides_example_runs_and_resumes(tmp_path: Path, monkeypatch, capsys
 
 @pytest.mark.slow
 def test_the_guides_other_examples_run():
-    """A model of the package, an untrained one, and the layer of experts alone."""
+    """A model of the package, its routing, and an untrained model."""
     found: dict = {}
     for example in EXAMPLES:
         exec(compile(example, "use.md", "exec"), found)
     assert found["model"].task == "classification"
-    assert found["output"].y.shape == found["x"].shape and found["output"].aux["loss"] > 0
+    assert found["routing"].expert_index.shape == (1, 16, 2)  # the last block's
+    assert found["untrained"].feed_forwards["moe"].num_experts == 8
 
 
 def test_mistakes_are_exceptions(tmp_path: Path):

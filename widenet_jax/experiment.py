@@ -106,7 +106,8 @@ def build_experiment(
     total_steps, eval_every, save_every = lengths(config, data_info)
     model = model_of(config, task, attention)
     check_batch(config, model, task, mesh)
-    with try_parts():
+    mixing = getattr(model, "allow_mixing", False)
+    with try_parts(causal=getattr(model, "causal", False) and not mixing):
         params = parameter_shapes(model, input_spec(task))
     check_freeze(config.optimizer, params, config.init_from)
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}

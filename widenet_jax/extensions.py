@@ -1,15 +1,15 @@
 """Guards of the parts that users add to tables, put on where a name is resolved.
 
 A guard names the file and the line where a part fails, and checks what it returns: of routers,
-attention layers, feed-forwards, balance losses and tasks. `try_parts` runs those of a model once
-on random tokens before a run.
+attention layers, feed-forwards, balance losses and tasks. `try_parts` runs the parts of a model on
+random tokens before a run.
 """
 
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import flax.linen as nn
@@ -77,14 +77,27 @@ def is_ours(part: Any) -> bool:
     return str(getattr(part, "__module__", "")).startswith("widenet_jax.")
 
 
-def guard(function: Callable, where: str, check: Callable) -> Callable:
+def source_of(*parts: Any) -> tuple[str, str]:
+    """Returns FILE and " (FILE, line N)" of the first function or class that is a user's."""
+    for part in (*parts, type(parts[0])):  # an object that is called
+        code = inspect.unwrap(getattr(part, "func", part))  # of a partial
+        with suppress(OSError, TypeError):  # there is no file
+            if not is_ours(code):
+                file, (_, line) = inspect.getfile(code), inspect.getsourcelines(code)
+                return file, f" ({file}, line {line})"
+    return "", ""
+
+
+def guard(function: Callable, where: str, check: Callable, *of: type) -> Callable:
     """Returns a user's function with a guard.
 
     Args:
       function: the user's.
       where: what it is, which begins messages.
       check: (where, what it returns, *its arguments) raises BadInputError.
+      *of: the class of a method.
     """
+    file, line = source_of(function, *of)
 
     def call(*args: Any, **how: Any) -> Any:
         try:
@@ -92,10 +105,8 @@ def guard(function: Callable, where: str, check: Callable) -> Callable:
         except BadInputError:
             raise
         except Exception as error:
-            code = inspect.unwrap(getattr(function, "func", function))  # of a partial
-            file = getattr(getattr(code, "__code__", None), "co_filename", "")
             raise BadInputError(f"{where} fails: {place_of(error, file)}") from error
-        check(where, output, *args)
+        check(where + line, output, *args)
         return output
 
     return call
@@ -103,8 +114,9 @@ def guard(function: Callable, where: str, check: Callable) -> Callable:
 
 def guarded(kind: type, where: str, check: Callable, method: str = "__call__") -> type:
     """Returns a subclass of a user's class with a guard of one of its methods, see `guard`."""
-    call = nn.nowrap(guard(getattr(kind, method), where, check))
-    names = {method: call, "__module__": kind.__module__, "guard": where}
+    function = getattr(kind, method)
+    call, (_, line) = nn.nowrap(guard(function, where, check, kind)), source_of(function, kind)
+    names = {method: call, "__module__": kind.__module__, "guard": where + line}
     return type(kind.__name__, (kind,), names)
 
 
@@ -164,7 +176,7 @@ def check_routing(moe: Any, where: str, routing: Any, router: Any, x: Array, mas
         shape = *mask.shape, sizes[last]
         check_array(f"{where}: {field}", getattr(routing, field), f"G, S, {last}", shape, kind)
     if moe.losses.get("load") and "load_probability" not in routing.extra:
-        raise BadInputError(moe.without_load)
+        raise BadInputError(f"{where}: {moe.without_load}")
     if router.has_variable("params", BALANCE_BIAS) != (routing.balance_bias is not None):
         raise BadInputError(
             f"{where}: the parameter {BALANCE_BIAS} must be what it returns as "
@@ -207,14 +219,18 @@ def check_evaluation(where: str, output: object, *_: Any) -> None:
 
 
 @contextmanager
-def try_parts() -> Iterator[None]:
+def try_parts(*, causal: bool = False) -> Iterator[None]:
     """Notes calls of users' parts while a model is traced, then runs each part on random tokens.
 
     A run, which only traces its parts, cannot see their values. Lengths are the model's, which
     fields of a part may have to fit. A user's balance loss is tried by its layer.
 
+    Args:
+      causal: whether the model predicts the next token.
+
     Raises:
-      BadInputError: a value is not finite, or a router's probabilities are no distribution.
+      BadInputError: a value is not finite; a router's probabilities are no distribution, or masked
+        tokens have gates; with `causal`, a token's output or routing changes with later tokens.
     """
     calls: dict[str, tuple[nn.Module, tuple, dict]] = {}
     losses = added("widenet_jax.nn.moe.losses", "LOSSES").items()
@@ -233,12 +249,20 @@ def try_parts() -> Iterator[None]:
         yield
     for where, call in reversed(calls.items()):  # a router before its layer
         for train in (False, True):
-            try_part(where, *call, train=train)
+            try_part(where, call, train=train, causal=causal and not train)
 
 
-def try_part(where: str, module: nn.Module, args: tuple, kwargs: dict, *, train: bool) -> None:
-    """Runs a module on random arrays like those of a call, whose batch is one example."""
-    key = jax.random.key(int(train))
+def try_part(where: str, call: tuple, *, train: bool, causal: bool) -> None:
+    """Runs a module on random arrays like those of a call, whose batch is one example.
+
+    Args:
+      where: begins messages.
+      call: the module, its arguments and its keyword arguments.
+      train: as of the module.
+      causal: as of `try_parts`; False in training, where a router may balance all tokens.
+    """
+    module, args, kwargs = call
+    key, other = jax.random.split(jax.random.key(int(train)))
     B = getattr(module, "examples_per_group", 1) if train else 1
 
     def like(x: Any) -> Any:
@@ -251,11 +275,20 @@ def try_part(where: str, module: nn.Module, args: tuple, kwargs: dict, *, train:
 
     # A router that stands apart is tried by itself.
     given = {name: x for name, x in kwargs.items() if not isinstance(x, nn.Module | bool)}
-    args, given = jax.tree.map(like, (args, given))
+    (x, *rest), given = jax.tree.map(like, (args, given))
     given |= {"key": key} if train and "key" in given else {}
     streams = dict.fromkeys(("params", "dropout", "router"), key)
-    # Not compiled as a whole, which takes longer than such a run.
-    output, _ = module.init_with_output(streams, *args, **given, train=train)
+
+    def run(x: Array, *rest: Array) -> tuple[Any, list[Array]]:
+        # Not compiled as a whole, which takes longer than such a run.
+        output, _ = module.init_with_output(streams, x, *rest, **given, train=train)
+        if isinstance(output, Routing):
+            return output, [output.expert_index, output.gate]
+        y, aux = (output.y, output.aux) if isinstance(output, FfnOutput) else output
+        return aux or {}, [y]
+
+    output, arrays = run(x, *rest)
+    early = (jnp.arange(x.shape[1]) <= (x.shape[1] - 1) // 2)[:, None]
     if isinstance(output, Routing):
         probs = output.router_probs
         sums = probs.astype(jnp.float32).sum(axis=-1)
@@ -265,9 +298,21 @@ def try_part(where: str, module: nn.Module, args: tuple, kwargs: dict, *, train:
                 f"as a softmax; the least is {probs.min():.3g}, the sum {sums.min():.3g} to "
                 f"{sums.max():.3g}"
             )
-        return
-    y, aux = (output.y, output.aux) if isinstance(output, FfnOutput) else output
-    losses = (aux or {}).get("losses", {}).items()
-    for what, value in {"y": y, **{f"the loss {name}": loss for name, loss in losses}}.items():
-        if not jnp.isfinite(value).all():
-            raise BadInputError(f"{where}: {what} must be finite; for random tokens it is not")
+        _, (_, gate) = run(x, jnp.broadcast_to(early[:, 0], x.shape[:2]))
+        if not getattr(module, "mixes", False) and jnp.where(early, 0, gate).any():
+            raise BadInputError(f"{where}: masked tokens must have gate 0: gate * mask[..., None]")
+    else:
+        own = added("widenet_jax.nn.moe.losses", "LOSSES")
+        losses = output.get("losses", {}).items()
+        losses = {f"the loss {name}{source_of(own.get(name))[1]}": loss for name, loss in losses}
+        for what, value in {"y": arrays[0], **losses}.items():
+            if not jnp.isfinite(value).all():
+                raise BadInputError(f"{where}: {what} must be finite; for random tokens it is not")
+    if causal:
+        later = jnp.where(early, x, jax.random.normal(other, x.shape, x.dtype))
+        for was, now in zip(arrays, run(later, *rest)[1], strict=True):
+            if not jnp.allclose(*(jnp.where(early, y, 0) for y in (was, now)), 0.01, 0.001):
+                raise BadInputError(
+                    f"{where}: a token's output or routing changes with later tokens, which the "
+                    "model has to predict; compute it from this token and earlier ones alone"
+                )

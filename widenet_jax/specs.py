@@ -113,7 +113,8 @@ class CardSpec:
       purpose: as in "trained for PURPOSE".
       commands: lines that use the model in `DIR`.
       inputs: what the model reads; fields of `config.data` in braces.
-      arrays: what the arrays of a batch hold, for an exported classifier.
+      arrays: what the arrays of a batch hold, for an exported classifier; fields of the config in
+        braces, as {data[image_size]}.
     """
 
     purpose: str

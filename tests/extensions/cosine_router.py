@@ -1,9 +1,4 @@
-"""A router with a temperature for each expert and a balance loss, in one file to copy.
-
-  python -m widenet_jax.main --import=tests/extensions/cosine_router.py \
-    --config=configs/digits.py:widenet_tiny,router=cosine --workdir=runs/cosine \
-    --config.model.moe.router.size=32 --config.model.moe.losses.even=0.01
-"""
+"""A router with a temperature for each expert and a balance loss, in one file to copy."""
 
 import flax.linen as nn
 import jax

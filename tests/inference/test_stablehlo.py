@@ -59,6 +59,10 @@ def test_images_in_a_process_with_jax_only(digits_run: Path, tmp_path: Path, cap
     np.testing.assert_allclose(first, all_three[:1], atol=1e-6)
     assert json.loads((out / "class_names.json").read_text()) == list(model.class_names)
     assert '"image": uint8 [n, 8, 8, 1]' in readme
+    augment = model.config.augment
+    for name in ("eval_crop", "eval_crop_fraction", "exif_orientation"):
+        assert f"\n- {name}: {augment[name]}" in readme
+    assert "\n- filter: OpenCV's INTER_AREA for fewer pixels" in readme
     assert "is not empty; name a new directory" in refused(capsys, export_command.main, *flags)
 
 

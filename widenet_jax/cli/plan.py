@@ -195,12 +195,14 @@ def plan_of(
 
 
 def plan_line(plan: dict[str, Any] | str) -> str:
-    """Formats a plan: "plan: fits, 13 h, 81 core-days", or "no plan: REASON"."""
+    """Formats a plan: "plan: fits, 13 h (11 to 16), 81 core-days", or "no plan: REASON"."""
     if isinstance(plan, str):
         return f"no plan: {plan}"
     if not plan["fits"]:
         return "plan: does not fit"
-    return f"plan: fits, {plan['hours']:.3g} h, {plan['core_days']:.3g} core-days"
+    low, high = (plan["hours"] * ms / plan["step_ms"] for ms in plan["step_ms_range"])
+    hours = f"{plan['hours']:.3g} h ({low:.3g} to {high:.3g})"
+    return f"plan: fits, {hours}, {plan['core_days']:.3g} core-days"
 
 
 if __name__ == "__main__":

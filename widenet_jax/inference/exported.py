@@ -154,7 +154,7 @@ def stablehlo_files(trained: Trained, place: str, file: str) -> dict[str, Any]:
         version=jax.__version__,
         inputs=", ".join(arrays).replace("'", ""),
         classes=len(trained.class_names),
-        meaning=spec.card.arrays,
+        meaning=spec.card.arrays.format_map(trained.config.to_dict()),
     )
     kept = {k: v for k, v in trained.info.items() if k in ("class_names", "tokenizer")}
     return {file: bytes(program.serialize()), **json_files(kept), "README.md": text.encode()}

@@ -29,7 +29,8 @@ the class attribute `routes = True`. To have its router tied otherwise than its 
 output depends on tokens after it has the attribute `mixes = True`: a language model refuses it
 unless it is asked for.
 
-Before a run a user's feed-forward is tried on random tokens, and must give finite values.
+Before a run a user's feed-forward is tried on random tokens: values must be finite, and in a
+language model a token's output must not change with later tokens.
 
 To add a feed-forward: a file with a class, its settings in `settings`, and one entry below; a
 user's entry is the class, which has fields in place of settings, or its dotted name.

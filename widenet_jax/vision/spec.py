@@ -84,8 +84,13 @@ CLASSIFICATION = specs.TaskSpec(
         ),
         inputs="Images are {image_size} x {image_size} pixels, scaled to [-1, 1] as "
         "value / 127.5 - 1.",
-        arrays="`image` holds pixels from 0 to 255, cropped and resized as in evaluation "
-        "(`config.augment` of the run: eval_crop, eval_crop_fraction); the program scales them.",
+        arrays="`image` holds pixels from 0 to 255 (three channels: RGB). The program scales them. "
+        "Crop as in\nevaluation:\n\n"
+        "- eval_crop: {augment[eval_crop]} (squash resizes the whole image; central first resizes\n"
+        "  its shorter side to {data[image_size]} / eval_crop_fraction, then cuts the centre)\n"
+        "- eval_crop_fraction: {augment[eval_crop_fraction]}\n"
+        "- filter: OpenCV's INTER_AREA for fewer pixels, INTER_LINEAR for more\n"
+        "- exif_orientation: {augment[exif_orientation]} (turn photos as their EXIF says)",
     ),
     splits_of="widenet_jax.vision.data.objects:splits_of",
     preview="widenet_jax.vision.prepare.preview:draw_augmentations",

@@ -1,5 +1,6 @@
 """The mixture-of-experts layer agrees with loops, the dense layer, and values by hand."""
 
+import inspect
 from functools import cache
 
 import flax.linen as nn
@@ -15,6 +16,7 @@ from widenet_jax.extensions import parameters_of, try_parts
 from widenet_jax.nn.moe.dispatch import DISPATCHERS
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.routers import ROUTERS
+from widenet_jax.nn.moe.routers.softmax import TopKRouter, route_softmax
 from widenet_jax.nn.moe.slots import summarize
 from widenet_jax.typing import Routing
 
@@ -287,9 +289,15 @@ class Even(nn.Module):
     def __call__(self, x, mask, *, key, train):
         probs = jnp.full((*mask.shape, self.num_experts), 1 / self.num_experts)
         chosen = (*mask.shape, self.num_selected_experts)
-        arrays = {"expert_index": jnp.zeros(chosen, int), "gate": jnp.ones(chosen)}
+        gate = jnp.ones(chosen) * mask[..., None]
+        arrays = {"expert_index": jnp.zeros(chosen, int), "gate": gate}
         arrays |= {"router_probs": probs, "router_logits": probs} | dict(self.wrong)
         return Routing(**arrays) if arrays["gate"] is not None else None
+
+
+def first_line(router: type) -> int:
+    """Returns the line of this file with which a router's `__call__` begins."""
+    return inspect.unwrap(router.__call__).__code__.co_firstlineno
 
 
 @pytest.mark.parametrize(
@@ -309,7 +317,8 @@ class Even(nn.Module):
 def test_a_router_of_the_users_is_checked(wrong, words, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(ROUTERS, "even", Even)
     model = layer(3, 2, router={"name": "even", "wrong": (wrong,)})
-    with pytest.raises(BadInputError, match=f"router even:? {words}"):
+    where = rf"router even \(\S*test_layer\.py, line {first_line(Even)}\):? "
+    with pytest.raises(BadInputError, match=where + words):
         init(model, jnp.ones((2, 2, D)))
 
 
@@ -327,9 +336,9 @@ class Scores(Even):
         return routing.replace(router_probs=scale * routing.router_probs)
 
 
-def tried(**fields: float) -> None:
-    moe = layer(3, 2, router={"name": "scores", **fields})
-    with try_parts():
+def tried(name: str = "scores", *, causal: bool = False, **fields: float) -> None:
+    moe = layer(3, 2, router={"name": name, **fields}, priority="token_order")
+    with try_parts(causal=causal):
         init(moe, jnp.ones((2, 2, D)))
 
 
@@ -339,10 +348,45 @@ def tried(**fields: float) -> None:
 def test_probabilities_of_an_own_router_are_tried(fields, monkeypatch: pytest.MonkeyPatch):
     """In evaluation and, with noise, in training."""
     monkeypatch.setitem(ROUTERS, "scores", Scores)
-    words = "router scores: router_probs of a token must be a distribution over the experts"
+    words = rf"line {first_line(Scores)}\): router_probs of a token must be a distribution over the"
     with pytest.raises(BadInputError, match=words):
         tried(**fields)
     tried()
+
+
+class Centred(TopKRouter):
+    """The router with scores from which `mean` of their mean over all tokens is subtracted."""
+
+    mean: float = 0.0
+    masks: bool = True
+    noise: float = 0.0
+
+    @nn.compact
+    def __call__(self, x, mask, *, key, train):
+        scores = nn.Dense(3)(x)
+        share = self.mean + (self.noise if train else 0.0)
+        mask = mask if self.masks else jnp.ones_like(mask)
+        scores -= share * scores.mean(axis=1, keepdims=True)
+        return route_softmax(scores, mask, None, self.num_selected_experts, False)
+
+
+def test_an_own_router_gives_masked_tokens_the_gate_0(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ROUTERS, "centred", Centred)
+    tried("centred", mean=0.5)
+    words = r"router centred \(\S*, line \d+\): masked tokens must have gate 0"
+    with pytest.raises(BadInputError, match=words):
+        tried("centred", masks=False)
+
+
+def test_routing_by_later_tokens_is_refused_where_the_next_is_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """In evaluation: `sinkhorn`, too, balances all tokens in training."""
+    monkeypatch.setitem(ROUTERS, "centred", Centred)
+    tried("centred", causal=True, noise=1.0)
+    words = r"router centred \(\S*, line \d+\): a token's output or routing changes with later tok"
+    with pytest.raises(BadInputError, match=words):
+        tried("centred", causal=True, mean=1.0)
 
 
 class WithoutSelected(nn.Module):

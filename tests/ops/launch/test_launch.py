@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from stand_in import ROOT, Cloud
 
+from widenet_jax.cli.launch_tpu import main
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.ops.launch import following
 from widenet_jax.ops.launch.requests import (
@@ -504,6 +505,12 @@ def test_status_logs_stop_delete(tmp_path: Path):
     assert cloud.launch("delete", *where).returncode == 0
     assert cloud.calls()[-1][4:] == ["delete", "mine", "--zone=us-west4-a", "--quiet"]
     assert not home.exists()
+
+
+def test_a_dry_status_asserts_no_state(capsys: pytest.CaptureFixture):
+    assert main(["status", "mine", "--zone=us-west4-a", "--dry_run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(line.startswith("$ gcloud ") for line in lines)
 
 
 def test_names_of_tpus():

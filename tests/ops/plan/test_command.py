@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
+from widenet_jax.cli.plan import plan_line
 from widenet_jax.config.files import import_file
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import compile as planning
@@ -193,7 +194,11 @@ def test_one_plan():
     assert "0.0312 of 15.5 GiB" in small and "0.213 ms; " in small and "for 0.5 MB" in small
     methods = {"training": "gather", "evaluation": "ragged"}
     assert "gather in training, ragged in evaluation" in plan_rows(FITS | {"dispatch": methods})
-    assert "1,234.50" in plan_rows(FITS | {"cost": 1234.5})
+    # 1234.5 x 193.0 / 220.0, and x 269.3 / 220.0.
+    cost = "1,234.50, 1,082.99 to 1,511.14 with the step's range"
+    assert cost in plan_rows(FITS | {"cost": 1234.5})
+    # 5.73 hours and their range, to three digits.
+    assert plan_line(FITS) == "plan: fits, 5.73 h (5.03 to 7.01), 61.2 core-days"
     assert "fits; 0.14 GiB of it are carried" in plan_rows(FITS | {"carry_gib": 0.141})
 
 

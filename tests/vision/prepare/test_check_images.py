@@ -1,12 +1,15 @@
 """`prepare_data.py check`, packing with --skip_bad, and the preview of a messy folder."""
 
 import json
+import math
+import shutil
 
 import pytest
 from messy_photos import picture, readable, saved, unreadable, write, write_folder
 from preparing import ROOT, error_line, run
 
 from widenet_jax.config.files import load_config
+from widenet_jax.vision.data.folders import Holdout
 from widenet_jax.vision.data.packed import ArrayRecord
 
 IMAGES = len(readable()) + len(unreadable()) + 24
@@ -33,8 +36,7 @@ def test_check_names_every_file_that_is_not_read(messy, capsys):
     )
     message = error_line(err)
     assert f"{len(unreadable())} problems; replace or remove them" in message
-    assert "--config.data.on_bad_example=skip (configs/finetune.py has it)" in message
-    assert "these are more, and need a config.data.max_bad_fraction above 0.1" in message
+    assert "remove them, or skip so many with --config.data.max_bad_fraction=0.1" in message
     assert load_config("configs/finetune.py").data.on_bad_example == "skip"
     assert run("check", messy, "--json") == 2
     assert len(json.loads(capsys.readouterr().out)["problems"]) == len(unreadable())
@@ -66,11 +68,23 @@ def test_check_says_whether_few_bad_images_are_accepted(tmp_path, capsys):
             write(tmp_path / name / f"{i:03}.png", saved(picture(i), "PNG"))
     write(tmp_path / "ant" / "000.png", b"")
     assert run("check", f"{tmp_path}/") == 2
-    assert error_line(capsys.readouterr().err).endswith("these are no more, and are accepted so")
+    told = f"error: {tmp_path}/: 1 problems; replace or remove them, or leave them: "
+    assert error_line(capsys.readouterr().err) == f"{told}configs/finetune.py skips so few"
+    write(tmp_path / "val" / "ant" / "000.png", saved(picture(0), "PNG"))  # and no zebra
+    write(tmp_path / "train" / "ant" / "000.png", b"")
+    assert run("check", tmp_path) == 2
+    assert error_line(capsys.readouterr().err).endswith("; replace or remove them")
+    shutil.rmtree(tmp_path / "train")
+    shutil.rmtree(tmp_path / "val")
     write(tmp_path / "ant" / "018.png", b"")
     assert run("check", tmp_path) == 2
     message = error_line(capsys.readouterr().err)
-    assert "these are more, and need a config.data.max_bad_fraction above 0." in message
+    size = sum(
+        Holdout(0.1).holds(f"{name}/{i:03}.png") for name in ("ant", "zebra") for i in range(40)
+    )
+    assert message.endswith(
+        f"with --config.data.max_bad_fraction={math.ceil(1000 / size) / 1000:g}"
+    )
 
 
 def test_check_of_good_photos_ends_with_0(messy, capsys):

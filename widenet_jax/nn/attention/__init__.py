@@ -33,7 +33,8 @@ It may have
                                                 this project's layers on their settings
     summarize(sums) -> metrics                  static, as a feed-forward's
 
-Before a run a user's layer is tried on random tokens, and must give finite values.
+Before a run a user's layer is tried on random tokens: values must be finite, and in a language
+model a token's output must not change with later tokens.
 
 To add one: a file with a class, its settings in `settings`, and one entry below; a user's entry is
 the class, which has fields in place of settings, or its dotted name.

@@ -303,12 +303,14 @@ class CloudTpu:
         self.tools.attempt(self.job.ssh(verb(words), worker), captured=False)
 
     def status(self) -> str:
-        """Describes the state of the TPU and of the run, for people."""
+        """Describes the state of the TPU and of the run, for people; a dry run knows neither."""
         state = self.state(dry_answer=READY[self.job.queued])
         text = f"{self.job.name}: {state or 'there is no such TPU'}"
         if state not in READY:
             return text
         run = self.on_first(requests.verb_if_set_up("status"))
+        if self.tools.dry:
+            return ""
         return f"{text}\n{'worker 0 cannot be reached' if run is None else run or 'no run'}"
 
     def logs(self) -> None:

@@ -38,7 +38,7 @@ def plan_rows(plan: Mapping[str, Any]) -> str:
         ("dispatch", plan["dispatch"] and dispatch_text(plan["dispatch"])),
         ("memory per device", memory),
         *(time_rows(plan) if plan["step_ms"] is not None else ()),
-        ("cost", plan["cost"] is not None and digits(plan["cost"], 2)),
+        ("cost", plan["cost"] is not None and with_range(plan, "cost", 2)),
         ("change that fits", plan["advice"] and advice_text(plan["advice"])),
         ("compile time", f"{plan['compile_seconds']:.0f} s"),
     ]
@@ -48,7 +48,6 @@ def plan_rows(plan: Mapping[str, Any]) -> str:
 def time_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the rows of a plan whose step compiles into the memory."""
     share, (low, high) = plan["scheduled_share"], plan["step_ms_range"]
-    least, most = (plan["core_days"] * ms / plan["step_ms"] for ms in (low, high))
     step = (
         f"{digits(plan['step_ms'])} ms; {digits(low)} to {digits(high)} by calibration, with "
         f"collectives; {share:.1%} by the compiler's schedules, {1 - share:.1%} guessed"
@@ -57,10 +56,8 @@ def time_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         f"{digits(plan['collective_ms'])} ms for {digits(plan['collective_mb'], 0)} MB per device"
     )
     between = f"{digits(plan['dcn_ms'])} ms for {digits(plan['dcn_mb'])} MB per device"
-    length = (
-        f"{plan['steps']:,} steps: {digits(plan['hours'])} hours, {digits(plan['core_days'])} "
-        f"core-days, {digits(least)} to {digits(most)} with the step's range"
-    )
+    days = with_range(plan, "core_days", unit=" core-days")
+    length = f"{plan['steps']:,} steps: {digits(plan['hours'])} hours, {days}"
     return [
         ("step", step),
         ("collectives, in addition", sent),
@@ -69,6 +66,13 @@ def time_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("MFU", f"{plan['mfu']:.1%} (at 100% a step takes {digits(plan['limit_ms'])} ms)"),
         ("run", length),
     ]
+
+
+def with_range(plan: Mapping[str, Any], name: str, decimals: int = 1, unit: str = "") -> str:
+    """Formats a figure that is proportional to the step's time, and its range."""
+    times = (plan["step_ms"], *plan["step_ms_range"])
+    planned, low, high = (digits(plan[name] * ms / times[0], decimals) for ms in times)
+    return f"{planned}{unit}, {low} to {high} with the step's range"
 
 
 def advice_text(advice: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Decoding of images, to name all that training could not read."""
 
 import hashlib
+import math
 import mimetypes
 import os
 import re
@@ -12,19 +13,15 @@ import tqdm
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Options
 from widenet_jax.corpus.inputs import COLUMN
-from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE, check_bad, in_threads, tried
+from widenet_jax.data.blocks import in_threads, too_many_bad, tried
 from widenet_jax.data.checks import Checked, run_checks
 from widenet_jax.data.labelled import alike_text, left_out_text, names_text
 from widenet_jax.data.sources import open_splits
-from widenet_jax.errors import BadInputError, RunFailedError, refuse
+from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.vision.data.files import decode
 from widenet_jax.vision.data.folders import ImageFolder, files_below, read_photo
 from widenet_jax.vision.prepare import archives, arrays, packing
 
-ADVICE = (
-    "replace or remove them, or train with --config.data.on_bad_example=skip (configs/finetune.py "
-    f"has it), which takes {FEW_BAD} of a split, but no more than {FEW_BAD_SHARE:.0%}"
-)
 LEAST = 5  # images; a class with fewer is named
 
 
@@ -67,8 +64,8 @@ def findings(path: str, options: Options) -> Checked | None:
         notes += [f"{path}: not for training: {refusal}" for refusal in refusals]
     advice = {}
     if problems:
-        splits = [source for both, _ in opened for source in both or ()]
-        advice["advice"] = ADVICE + verdict(splits, problems, config.data.max_bad_fraction)
+        splits = [] if refusals else [source for both, _ in opened for source in both]
+        advice["advice"] = repair(splits, problems, config.data.max_bad_fraction)
     problems |= {path: refusals} if divided else {}
     kinds = Counter(left_out.values())
     what = [f"{len(images):,} images", *([left_out_text(kinds)] if kinds else [])]
@@ -137,21 +134,18 @@ def class_notes(images: Sequence[str], path: str) -> list[str]:
     return notes
 
 
-def verdict(splits: Sequence[ImageFolder], problems: Collection[str], limit: float) -> str:
-    """Says whether configs/finetune.py accepts the images of a folder that cannot be read."""
-    if not splits:  # no folder to train on
-        return "; more need a larger config.data.max_bad_fraction"
-    bad, worst = set(map(os.path.normpath, problems)), 0.0
+def repair(splits: Sequence[ImageFolder], problems: Collection[str], limit: float) -> str:
+    """Says what to do about images that cannot be read, which configs/finetune.py may skip."""
+    bad, shares, advice = set(map(os.path.normpath, problems)), [], "replace or remove them"
     for source in splits:
         size = len(source)
         here = sum(os.path.normpath(source.describe(index)) in bad for index in range(size))
-        try:
-            check_bad(here, size, num_examples=max(size, 1), limit=limit, what="images")
-        except RunFailedError:
-            worst = max(worst, here / size)
-    if not worst:
-        return "; these are no more, and are accepted so"
-    return f"; these are more, and need a config.data.max_bad_fraction above {worst:.2g}"
+        if too_many_bad(here, size, num_examples=max(size, 1), limit=limit, what="images"):
+            shares.append(here / size)
+    if shares:
+        least = math.ceil(1000 * max(shares)) / 1000
+        return f"{advice}, or skip so many with --config.data.max_bad_fraction={least:g}"
+    return f"{advice}, or leave them: configs/finetune.py skips so few" if splits else advice
 
 
 def note_copies(path: str, same: dict[bytes, list[str]]) -> None:

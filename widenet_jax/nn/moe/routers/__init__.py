@@ -13,13 +13,14 @@ A router is a Linen module that owns its projection. `MoeLayer` builds it with t
 
 and returns a `typing.Routing` without slots. The K experts of a token must differ; a choice of an
 expert that the token chose before, or that does not exist, counts as dropped. Gates need be neither
-probabilities nor sum to 1. `router_probs` must be both: before a run a user's router is tried on
-random tokens. A router sees neither the step nor the tokens' ids, and keeps no state but
-parameters. A parameter may follow statistics: "balance_bias" [E], added to the scores for the
-choice alone and returned as `Routing.balance_bias`, which `moe.losses` and the optimizer move
-towards equal loads. The products of the projection run in float32 at Precision.HIGHEST: rounding
-would move tokens between experts. A router whose own loss needs more than the fields of `Routing`
-puts it into `Routing.extra` and adds a function to `losses.LOSSES`.
+probabilities nor sum to 1. `router_probs` must be both. Before a run a user's router is tried on
+random tokens: masked tokens must get gate 0, and in a language model a token's routing must not
+change with later tokens in evaluation. A router sees neither the step nor the tokens' ids, and
+keeps no state but parameters. A parameter may follow statistics: "balance_bias" [E], added to the
+scores for the choice alone and returned as `Routing.balance_bias`, which `moe.losses` and the
+optimizer move towards equal loads. The products of the projection run in float32 at
+Precision.HIGHEST: rounding would move tokens between experts. A router whose own loss needs more
+than the fields of `Routing` puts it into `Routing.extra` and adds a function to `losses.LOSSES`.
 
 A router with the class attribute `mixes = True` lets experts choose: each token asks all E experts,
 and each expert takes the tokens with the largest `router_probs` for it, which become their gates
