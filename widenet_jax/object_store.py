@@ -25,7 +25,7 @@ from aiohttp import ClientError, ClientTimeout
 from etils import epath
 from gcsfs.core import GCSFile, GCSFileSystem  # not the one that asks for a bucket's type by gRPC
 from gcsfs.retry import ChecksumError, HttpError
-from google.auth.exceptions import GoogleAuthError
+from google.auth.exceptions import GoogleAuthError, TransportError
 from requests import RequestException
 
 from widenet_jax.errors import NO_ANSWER, NoAccessError, NoAnswerError, first_line
@@ -91,7 +91,8 @@ class Store(GCSFileSystem):
                 raise FileNotFoundError(ENOENT, os.strerror(ENOENT), place) from None
             except Exception as error:
                 created = "ifGenerationMatch" in options  # the caller asks whether it exists
-                place = "gs://" + re.findall(r"b/([^/]+)", self._format_path(path, args))[-1]
+                buckets = re.findall(r"/b/([^/]+)", self._format_path(path, args))
+                place = "gs://" + "".join(buckets[-1:])
                 reason = refusal(error, created=created)
                 if reason and (reason[0] != 401 or wait > FIRST_WAIT):  # a token may just expire
                     raise NoAccessError(*reason, place) from error
@@ -115,15 +116,17 @@ class Store(GCSFileSystem):
         if not key or generation or found:
             return await super()._info(path, generation, **options)
         # "key", "key.tmp" and "key/" come before "key0": the slash is the character before 0.
-        names = {"prefix": key, "delimiter": "/", "start_offset": None, "end_offset": f"{key}0"}
-        all_of_them = {"versions": False, "max_results": None}
-        items, folders = await self._sequential_list_objects_helper(bucket, **names, **all_of_them)
-        for item in items:
-            if item["name"] == f"{bucket}/{key}":
-                return item
-        if f"{key}/" not in folders:
-            raise FileNotFoundError(path)
-        return folder(bucket, key)
+        names = {"prefix": key, "delimiter": "/", "endOffset": f"{key}0", "pageToken": None}
+        while True:
+            page = await self._call("GET", "b/{}/o", bucket, json_out=True, **names)
+            for item in page.get("items", []):
+                if item["name"] == key:
+                    return self._process_object(bucket, item)
+            if f"{key}/" in page.get("prefixes", []):
+                return folder(bucket, key)
+            if not (token := page.get("nextPageToken")):
+                raise FileNotFoundError(path)
+            names["pageToken"] = token
 
     async def _list_objects(self, path: str, prefix: str = "", **options) -> list[dict]:
         """Lists a directory; gcsfs asks once more where it is empty."""
@@ -140,13 +143,23 @@ class Store(GCSFileSystem):
         except FileNotFoundError:
             return False
 
+    async def _rm_files(self, paths: list[str]) -> list[Exception | None]:
+        """Deletes objects; gcsfs's one request for many fails where those of a first try are gone.
+
+        Nor does it tell a refusal or a missing answer from other errors.
+        """
+        deletions = map(self._rm_file, paths)
+        return await asyncio.gather(*deletions, return_exceptions=True)
+
     async def _mkdir(self, path: str, **options) -> None:
         """Does nothing: a directory is there once an object is. gcsfs asks for the bucket."""
 
     def _open(self, path: str, mode: str = "rb", **options) -> IO[bytes]:
         """Opens an object; a small one is read or written in one request."""
-        if mode != "rb":
+        if mode == "wb":
             return Written(self, path, mode, **options)
+        if mode != "rb":
+            return super()._open(path, mode, **options)
         try:
             content = self.cat_file(path, start=0, end=SMALL)
         except NoAccessError as error:
@@ -167,7 +180,7 @@ class Written(GCSFile):
     def flush(self, force: bool = False) -> None:
         if force and self.offset is None and not self.forced:
             self.forced = True
-            return self._simple_upload()
+            return self.fs.pipe_file(self.path, self.buffer.getvalue())
         super().flush(force)
 
 
@@ -189,11 +202,11 @@ def refusal(error: Exception, *, created: bool = False) -> tuple[int, str] | Non
     """
     status, text = getattr(error, "code", 0), first_line(error)
     match error:
-        case HttpError() if may_pass(error):
+        case Exception() if may_pass(error):
             return None
         case HttpError():
             status = int(status or 0)
-        case GoogleAuthError() if not may_pass(error):
+        case GoogleAuthError():
             status = 401
         case FileExistsError() if not created:
             status, text = 412, "412, a condition on this object or bucket does not hold"
@@ -210,10 +223,11 @@ def refusal(error: Exception, *, created: bool = False) -> tuple[int, str] | Non
 def may_pass(error: Exception) -> bool:
     """Returns whether a request may succeed when it is sent again."""
     if isinstance(error, HttpError):
-        status = int(error.code or 0)
-        return status in LATER or status >= 500
-    if isinstance(error, GoogleAuthError):
-        return error.retryable
+        status, cause = int(error.code or 0), error.__cause__
+        no_token = isinstance(cause, GoogleAuthError) and may_pass(cause)
+        return status in LATER or status >= 500 or no_token
+    if isinstance(error, GoogleAuthError):  # the cause: of a virtual machine's metadata server
+        return error.retryable or TransportError in (type(error), type(error.__cause__))
     lost = (ClientError, RequestException, ChecksumError, ConnectionError, TimeoutError)
     return isinstance(error, lost)
 
@@ -252,9 +266,13 @@ def write(path: str, data: bytes) -> None:
 
 
 def below(path: str) -> dict[str, int]:
-    """Returns the bytes of each object under a place, at any depth; of an object itself, its."""
+    """Returns the bytes of each object under a place, at any depth; of an object itself, its.
+
+    Without the empty objects, "a/", by which Google's console and others stand for folders.
+    """
     found = fsspec.filesystem("gs").find(path, detail=True)
-    return {f"gs://{name}": about["size"] for name, about in sorted(found.items())}
+    sizes = {f"gs://{name}": about["size"] for name, about in sorted(found.items())}
+    return {name: size for name, size in sizes.items() if not name.endswith("/")}
 
 
 def register() -> None:

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import gcs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ from orbax.checkpoint._src import asyncio_utils
 from saved_series import opened, save
 
 from widenet_jax.checkpoint.manifest import LEFT_OUT, write_manifest
-from widenet_jax.checkpoint.series import steps_in
+from widenet_jax.checkpoint.series import CannotReadError, steps_in
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.files import absolute, write_text
 
@@ -191,6 +192,18 @@ def test_a_save_cut_off_on_an_object_store_is_removed(bucket: str):
     assert_read(place, 10)
     (place / "10" / marker).unlink()
     assert_read(place, 5)
+
+
+def test_a_store_that_refuses_the_first_host_is_told_to_the_others(bucket: str, gcs_server: str):
+    """They wait for what it finds, whichever request is refused."""
+    for refused in ("b/bucket/o?delimiter", "commit_success.txt", "manifest.json?alt"):
+        with opened(absolute(f"{bucket}/{len(refused)}")) as series:
+            save(series, 5, arrays(5))
+            fault = lambda request, what=refused: 403 if what in request else None  # noqa: E731
+            with gcs.way(gcs_server, fault) as way, gcs.reached(way.url):
+                with pytest.raises(CannotReadError, match="status 403 for a test"):
+                    series.newest({})
+                assert any(refused in request for request in way.requests)
 
 
 def test_a_newer_format_is_refused(directory: Path):

@@ -291,7 +291,9 @@ class Series:
 
     def _newest_whole(self, damaged: dict[int, str], only: int | None, *, contents: bool) -> int:
         """As `_next_whole`, on the first host."""
-        for step in reversed(self.steps()):
+        with errors_of_reading(self.directory):
+            steps = self.steps()
+        for step in reversed(steps):
             if only in (None, step) and step not in damaged:
                 path = self.directory / str(step)
                 with errors_of_reading(path):

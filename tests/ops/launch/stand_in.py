@@ -116,6 +116,9 @@ elif left[0] < 0:  # as if the machine rebooted: the shell that would write run.
 elif left[0] == 75:  # its workdir cannot be reached
     print("failed: gs:// does not answer (503): see whether", flush=True)
     left[0] = 3
+elif left[0] == 76:  # a host ends by a mistake, and JAX then aborts the others
+    print("error: data/train-5: cannot be read", flush=True)
+    left[0] = 134
 sys.exit(left[0])
 """
 
@@ -128,7 +131,7 @@ class Cloud:
       states: successive answers of `describe`; the last one repeats. NOT_FOUND is an error. A
         second word is the initiator of a queued resource's state.
       exit_codes: exit codes of the training, one per start; it leaves none if negative. 75 is 3,
-        of a run whose store does not answer.
+        of a run whose store does not answer; 76 is 134, where a host ends by a mistake.
       fails: verb -> error messages of its first calls; "" lets a call succeed.
       agent: the keys that `ssh-add -l` lists; "" if no ssh-agent runs.
     """

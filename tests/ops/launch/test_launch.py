@@ -193,7 +193,7 @@ def test_a_lost_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(following, "SHORT_RUN_SECONDS", 0)
     slices = ("--tpu=2xv5e-8", "--backend=queued-resource")
     states = ("NOT_FOUND", "ACTIVE")
-    cloud, _ = launched(tmp_path, *slices, states=states, exit_codes=(134, 0, 134, 3))
+    cloud, _ = launched(tmp_path, *slices, states=states, exit_codes=(134, 0, 76, 134, 3))
     begun = ["describe", "create", "describe", *START]
     checks = [*["describe"] * 4, "ssh all end_of_log", "describe", "describe"]
     assert cloud.steps() == [*begun, *checks, *START]
@@ -202,6 +202,7 @@ def test_a_lost_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     other = cloud.launch(*ARGUMENTS, *slices, "--tpu=4xv5e-8")
     line = other.stderr.splitlines()[-1]
     assert line.startswith("error: mine exists and is a 2xv5litepod-8, not a 4xv5litepod-8; delete")
+    assert cloud.launch(*ARGUMENTS, *slices).returncode == 134  # it would meet the mistake again
     monkeypatch.setattr(following, "SHORT_RUN_SECONDS", 600)
     done = cloud.launch(*ARGUMENTS, *slices)
     assert done.returncode == 3

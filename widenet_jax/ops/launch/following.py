@@ -27,8 +27,8 @@ CHECKS_WITHOUT_ANSWER = 30  # in a row, before the launcher gives up: ten minute
 # A TPU is reported as ready some time before its workers accept ssh. Two minutes where gcloud
 # refuses at once; half an hour where each ssh waits for a silent host.
 CONNECTION_ATTEMPTS = 5
-# Of worker 0 if another host is lost: JAX aborts. Of several slices Cloud TPU then replaces one and
-# restarts the others, docs.cloud.google.com/tpu/docs/multislice-introduction ("auto-repair").
+# Of worker 0 if another host is lost or ends: JAX aborts. Of several slices Cloud TPU replaces one
+# and restarts the others, docs.cloud.google.com/tpu/docs/multislice-introduction ("auto-repair").
 LOST_HOST = "134"
 # A run that is lost sooner, as where the host lacks memory, would be lost again.
 SHORT_RUN_SECONDS = 600.0
@@ -269,7 +269,8 @@ class CloudTpu:
                     print(ends, end="", flush=True)
                 if self.starts_again(ends, time.monotonic() - began):
                     return None
-                if code != LOST_HOST or self.job.tpu.slices == 1:
+                mistake = re.search(r"^\S+: error: ", ends, re.MULTILINE)  # on any worker
+                if code != LOST_HOST or self.job.tpu.slices == 1 or mistake:
                     return int(code)
             if word == "lost" or code:
                 why = "a host was lost" if code else "the run left no exit code, as after a reboot"
