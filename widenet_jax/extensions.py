@@ -83,8 +83,9 @@ def source_of(*parts: Any) -> tuple[str, str]:
         code = inspect.unwrap(getattr(part, "func", part))  # of a partial
         with suppress(OSError, TypeError):  # there is no file
             if not is_ours(code):
-                file, (_, line) = inspect.getfile(code), inspect.getsourcelines(code)
-                return file, f" ({file}, line {line})"
+                # `getsourcelines` would also tokenize the file, which fails if it has changed.
+                file, (_, above) = inspect.getfile(code), inspect.findsource(code)
+                return file, f" ({file}, line {above + 1})"
     return "", ""
 
 
