@@ -144,9 +144,10 @@ class Store(GCSFileSystem):
             return False
 
     async def _rm_files(self, paths: list[str]) -> list[Exception | None]:
-        """Deletes objects; gcsfs's one request for many fails where those of a first try are gone.
+        """Deletes objects, each by one request.
 
-        Nor does it tell a refusal or a missing answer from other errors.
+        gcsfs's single request for many objects fails if an earlier try has deleted some, and does
+        not tell a refusal or a missing answer from other errors.
         """
         deletions = map(self._rm_file, paths)
         return await asyncio.gather(*deletions, return_exceptions=True)
@@ -266,9 +267,9 @@ def write(path: str, data: bytes) -> None:
 
 
 def below(path: str) -> dict[str, int]:
-    """Returns the bytes of each object under a place, at any depth; of an object itself, its.
+    """Returns the bytes of each object under a place, at any depth, or of the object there.
 
-    Without the empty objects, "a/", by which Google's console and others stand for folders.
+    Google's console and others make empty objects such as "a/" for folders; these are left out.
     """
     found = fsspec.filesystem("gs").find(path, detail=True)
     sizes = {f"gs://{name}": about["size"] for name, about in sorted(found.items())}

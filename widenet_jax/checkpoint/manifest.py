@@ -101,6 +101,7 @@ def size_and_sha256(path: epath.Path, *, flush: bool = False) -> tuple[int, str]
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         if flush and not is_remote(path):
             os.fsync(file.fileno())
+        # `file_digest` leaves a file that is in memory, as of an object store, at its start.
         return file.seek(0, os.SEEK_END), digest
 
 

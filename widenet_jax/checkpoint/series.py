@@ -143,7 +143,7 @@ class Series:
         try:
             self.checkpointer.wait_until_finished()
             if jax.process_index() == 0:
-                # The manifest's hashes are of what the store gave back, see `write_manifest`.
+                # `write_manifest` has hashed what the store gave back.
                 if problem := damage(self.directory / str(self.step), contents=False):
                     raise OSError(f"read back, {problem}")
                 self.remove_others(keep=self.keep - 1)

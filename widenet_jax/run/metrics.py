@@ -210,7 +210,7 @@ class TensorBoard:
         if not (self.local and self.new):
             return
         self.writer.close()
-        files = matching(epath.Path(self.local.name), "*")  # with those of a failed upload
+        files = matching(epath.Path(self.local.name), "*")  # also from an upload that failed
         self._open()
         for file in files:
             write_bytes(self.directory / file.name, file.read_bytes())

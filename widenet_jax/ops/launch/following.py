@@ -53,7 +53,7 @@ class CloudTpu:
     def __init__(self, job: Job, tools: Tools, poll_seconds: float = 20.0):
         self.job, self.tools, self.poll_seconds = job, tools, poll_seconds
         self.may_exist = False
-        self.short_runs = 0  # in a row, that ended because their store did not answer
+        self.unanswered = 0  # runs that ended because their store did not answer
 
     def launch(self, plan: Callable[[], None]) -> int:
         """Creates the TPU, runs the job through any preemptions and returns its exit code.
@@ -267,7 +267,7 @@ class CloudTpu:
                 ends = self.tools.attempt(self.job.ssh(verb("end_of_log"), "all")).stdout
                 if self.job.tpu.several_hosts:  # any worker may have failed first
                     print(ends, end="", flush=True)
-                if self.starts_again(ends, time.monotonic() - began):
+                if self.starts_again(ends):
                     return None
                 mistake = re.search(r"^\S+: error: ", ends, re.MULTILINE)  # on any worker
                 if code != LOST_HOST or self.job.tpu.slices == 1 or mistake:
@@ -284,17 +284,18 @@ class CloudTpu:
                 raise RunFailedError(self.unreached())
             lines = 10
 
-    def starts_again(self, log: str, seconds: float) -> bool:
+    def starts_again(self, log: str) -> bool:
         """Returns whether a run that its store did not answer is to start once more.
+
+        However long the runs take: one that starts and can never save takes `retry_minutes`.
 
         Args:
           log: the end of every worker's.
-          seconds: that the run took. Many short ones in a row are too many.
         """
         if not re.search(f"failed: .*{NO_ANSWER}", log):
             return False
-        self.short_runs = self.short_runs + 1 if seconds < SHORT_RUN_SECONDS else 0
-        if again := self.short_runs < CHECKS_WITHOUT_ANSWER:
+        self.unanswered += 1
+        if again := self.unanswered <= CHECKS_WITHOUT_ANSWER:
             say(f"{self.job.name}: {NO_ANSWER}; starting the run again")
             time.sleep(self.poll_seconds)
         return again
