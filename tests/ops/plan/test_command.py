@@ -156,13 +156,14 @@ FITS = {
     "hbm_limit_gib": 15.48, "fits": True, "compile_seconds": 158.0, "steps": 93_835,
     "step_ms": 220.0, "step_ms_range": [193.0, 269.3], "serial_ms": 260.0,
     "scheduled_share": 0.995, "collective_ms": 7.4,
-    "collective_mb": 1225.4, "dcn_ms": 0.0, "dcn_mb": 0.0,
+    "collective_mb": 1225.4, "collective_hops": 1500.0, "dcn_ms": 0.0, "dcn_mb": 0.0,
     "examples_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
     "core_days": 61.2, "cost": None, "advice": None,
 }  # fmt: skip
 NO_TIMES = dict.fromkeys(
     ("step_ms", "step_ms_range", "serial_ms", "scheduled_share", "collective_ms", "collective_mb",
-     "dcn_ms", "dcn_mb", "examples_per_second_per_core", "mfu", "hours", "core_days", "cost")
+     "collective_hops", "dcn_ms", "dcn_mb", "examples_per_second_per_core", "mfu", "hours",
+     "core_days", "cost")
 )  # fmt: skip
 TOO_LARGE = FITS | NO_TIMES | {
     "config": "configs/imagenet.py:widenet_l", "hbm_peak_gib": 17.8, "fits": False,
@@ -180,7 +181,9 @@ def test_one_plan():
         "220.0 ms; 193.0 to 269.3 by calibration, with collectives; 99.5% by the compiler's "
         "schedules, 0.5% guessed"
     )
-    assert rows["collectives, in addition"].strip() == "7.4 ms for 1,225 MB per device"
+    assert rows["collectives, in addition"].strip() == (
+        "7.4 ms for 1,225 MB per device and 1,500 hops"
+    )
     assert "between slices" not in plan_rows(FITS)
     two = FITS | {"topology": "2xv5e-256", "dcn_ms": 1.234, "dcn_mb": 2.0}
     assert "between slices, in addition  1.2 ms for 2.0 MB per device" in plan_rows(two)

@@ -264,18 +264,22 @@ def test_fusions_without_cycles_are_priced_by_their_instructions():
 
 
 def test_collectives_are_priced_separately_by_bytes_in_a_ring():
-    """Of 4 MB among 8 devices an all-reduce sends 2 * 7/8, an all-gather 7/8, a permute all."""
+    """Of 4 MB among 8 devices an all-reduce sends 2 * 7/8, an all-gather 7/8, a permute all.
+
+    An all-gather passes both halves of the ring at once, 4 hops of 1 us, and an all-reduce twice.
+    """
     array = "f32[1000000]{0}"
-    for opcode, sent in (
-        ("all-reduce", 7e6),
-        ("all-gather", 3.5e6),
-        ("all-to-all", 3.5e6),
-        ("collective-permute", 4e6),
-        ("reduce-scatter", 28e6),  # the result is an eighth of the input
+    for opcode, sent, hops in (
+        ("all-reduce", 7e6, 8),
+        ("all-gather", 3.5e6, 4),
+        ("all-to-all", 3.5e6, 4),
+        ("collective-permute", 4e6, 1),
+        ("reduce-scatter", 28e6, 4),  # the result is an eighth of the input
     ):
         found = prices(f"  %x = {array} parameter(0)\n  ROOT %c = {array} {opcode}(%x)")
         assert found["c"].collective_bytes == pytest.approx(sent)
-        assert found["c"].collective_ms == pytest.approx(1e3 * sent / 332e9)
+        assert found["c"].collective_hops == hops
+        assert found["c"].collective_ms == pytest.approx(1e3 * sent / 332e9 + hops / 1e3)
         assert found["c"].ms == 0
 
 
@@ -323,8 +327,19 @@ def test_one_ring_uses_the_links_of_one_dimension():
     line = "  %x = f32[1000000]{0} parameter(0)\n  ROOT %c = f32[1000000]{0} all-reduce(%x)"
     config = ', backend_config={"strategy":"S","debug":"\\nStrategyND{colors:COLORS phases:2}"}'
     one, two = (prices(line + config.replace("COLORS", n))["c"] for n in "12")
-    assert two.collective_ms == pytest.approx(1e3 * 7e6 / 332e9)  # both dimensions of the torus
-    assert one.collective_ms == pytest.approx(1e3 * 7e6 / 166e9)
+    ring = 8 / 1e3
+    assert two.collective_ms == pytest.approx(1e3 * 7e6 / 332e9 + ring)  # both dimensions
+    assert one.collective_ms == pytest.approx(1e3 * 7e6 / 166e9 + ring)
+
+
+@pytest.mark.parametrize(("opcode", "hops"), [("all-reduce", 40), ("all-gather", 20)])
+def test_hops_of_the_rings_that_the_compiler_names(opcode: str, hops: int):
+    """On 8 x 16 chips of two cores: a ring of 32 and then one of 8, beside two of 16."""
+    line = (
+        f"  %x = f32[1000]{{0}} parameter(0)\n  ROOT %c = f32[1000]{{0}} {opcode}(%x), config={{"
+        '"debug":"\\nStrategyND{colors:2 phases:2 cores:{32 8},{16 16} nophase0:0 dim_sizes:8,16}"}'
+    )
+    assert prices(line, topology=parse_topology("v3-256"))["c"].collective_hops == hops
 
 
 def test_a_reduce_scatter_written_as_a_fusion():

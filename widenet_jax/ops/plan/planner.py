@@ -52,8 +52,8 @@ class Plan(NamedTuple):
         step_ms_range: what the calibration leaves open, see BAND and GUESS; the upper end has the
           collectives.
         serial_ms: time of a step if no byte moved while computing.
-        collective_ms, collective_mb: time of the collectives within a slice, and megabytes that a
-          device sends.
+        collective_ms, collective_mb, collective_hops: time of the collectives within a slice,
+          megabytes that a device sends, and the links passed one after another.
         dcn_ms, dcn_mb: the same between slices.
         examples_per_second_per_core, mfu, hours, core_days: at `step_ms`.
         cost: None without a price.
@@ -150,6 +150,7 @@ def time_figures(
         "serial_ms": sums["serial_ms"],
         "collective_ms": sums["collective_ms"],
         "collective_mb": sum(price.collective_bytes for price in prices) / 1e6,
+        "collective_hops": sum(price.collective_hops for price in prices),
         "dcn_ms": dcn_ms,
         "dcn_mb": sum(price.dcn_bytes for price in prices) / 1e6,
         "examples_per_second_per_core": figures["batch_size"] / seconds / cores,

@@ -13,8 +13,8 @@ instructions between their start and their end leave of the bandwidth, the earli
 waits for the rest. So may work of a SparseCore, whose time is guessed from the bytes of its result.
 
 Collectives stand apart: the bytes that a device sends, over the links of its chip that the
-compiler's choice of rings uses. They are not part of the step time, because the compiler does not
-report how much of them overlaps with computation.
+compiler's choice of rings uses, and a microsecond for each hop. They are not part of the step time,
+because the compiler does not report how much of them overlaps with computation.
 
 So do bytes between slices. The compiler sums gradients within a slice, hands each device's share to
 its host (`send`), which sums it with the hosts of other slices, and receives the result (`recv`).
@@ -42,6 +42,10 @@ from widenet_jax.ops.plan.topology import Chip, Topology
 RAGGED_DOT_SHARE_OF_PEAK = 0.8
 HBM_SHARE_OF_BANDWIDTH = 0.85
 UNSCHEDULED_SHARE_OF_BANDWIDTH = 0.5
+# "Each hop over an ICI link has some intrinsic overhead [...] typically around 1us", and a gather
+# passes half of each of its rings: jax-ml.github.io/scaling-book/sharding. There three hops took
+# 8 us.
+SECONDS_PER_HOP = 1e-6
 # Between two v6e slices of four chips an all-reduce of 1 GiB a chip moved the bytes of a ring at
 # 198 of their machines' 400 Gb/s: storage.googleapis.com/yppublic/v6e-dcn-allreduce-20260826
 # (August 2026). That is one measurement; small arrays and more slices may be slower.
@@ -57,6 +61,7 @@ ASYNC = re.compile(r"(copy|slice|async)-(start|update|done)")
 CHANNEL = re.compile(r"channel_id=(\d+)")
 BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+STRATEGY = re.compile(r"Strategy\w+\{colors:(?P<colors>\d+) phases:\d+(?P<rings>[^n]*)")
 SLICES = ("slice", "dynamic-slice")
 
 
@@ -96,7 +101,8 @@ class Price:
         runs in no loop of unknown trips.
       estimate_ms: by the compiler's own estimate; `ms` where it gives none.
       collective_bytes: bytes that one device sends.
-      collective_ms: time of these bytes on the links.
+      collective_hops: links that these bytes pass one after another.
+      collective_ms: time of the bytes and of the hops.
       dcn_bytes: bytes that one device sends to other slices.
       dcn_ms: time of these bytes on the links of the hosts.
     """
@@ -109,6 +115,7 @@ class Price:
     scheduled: bool = False
     estimate_ms: float = 0.0
     collective_bytes: float = 0.0
+    collective_hops: float = 0.0
     collective_ms: float = 0.0
     dcn_bytes: float = 0.0
     dcn_ms: float = 0.0
@@ -249,11 +256,12 @@ def price_instruction(
         if opcode != "fusion" or not instruction.iterations:
             compute = estimate = 0.0
         channel = opcode == "fusion" and CHANNEL.search(collective_of(instruction, module).text)
+        hops = trips * hops_passed(instruction, module, topology)
         if channel and begun.setdefault(channel[1], instruction.name) != instruction.name:
-            sent = 0.0
-        ms = 1e3 * sent / (chip.ici * share_of_links(instruction, chip))
-        times = {"estimate_ms": estimate, "collective_bytes": sent, "collective_ms": ms}
-        price = Price(instruction, trips, compute, scheduled=True, **times)
+            sent = hops = 0.0
+        seconds = sent / (chip.ici * share_of_links(instruction, chip)) + hops * SECONDS_PER_HOP
+        times = {"collective_bytes": sent, "collective_hops": hops, "collective_ms": 1e3 * seconds}
+        price = Price(instruction, trips, compute, scheduled=True, estimate_ms=estimate, **times)
         return price if sent or compute else None
     operands = [home[name] for name in instruction.operands]
     transfer, copied = bool(ASYNC.fullmatch(opcode)), is_copy(instruction, module)
@@ -280,16 +288,28 @@ def is_copy(instruction: Instruction, module: Module) -> bool:
 
 
 def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> float:
-    """Returns the bytes that a device sends in one trip; 0 unless it is a collective.
-
-    The compiler may write a reduce-scatter as a fusion of an all-reduce and a slice.
-    """
-    collective = collective_of(instruction, module)
-    kind, size = collective.opcode.removesuffix("-start"), result_bytes(collective)
-    n = group_size(collective, topology)
-    if kind == "all-reduce" and instruction.opcode == "fusion":
-        kind, size = "reduce-scatter", size / n
+    """Returns the bytes that a device sends in one trip; 0 unless it is a collective."""
+    collective, kind = collective_of(instruction, module), kind_of(instruction, module)
+    n, size = group_size(collective, topology), result_bytes(collective)
+    size = size if collective.opcode.startswith(kind) else size / n
     return SENT[kind](size, n) if kind in SENT else 0.0
+
+
+def hops_passed(instruction: Instruction, module: Module, topology: Topology) -> float:
+    """Returns the hops of a collective in one trip: half of each ring that it passes in turn.
+
+    The compiler names the rings of a strategy, "cores:{32 8},{16 16}": two at once, in two phases.
+    Any other collective passes one ring of its group. An all-reduce passes its rings twice, and a
+    permute is one hop, as between neighbours.
+    """
+    kind = kind_of(instruction, module)
+    if kind in ("collective-permute", "collective-broadcast"):
+        return 1.0
+    strategy = STRATEGY.search(instruction.text)
+    at_once = re.findall(r"\{([\d ]+)\}", strategy["rings"]) if strategy else []
+    n = group_size(collective_of(instruction, module), topology)
+    length = max((sum(map(int, rings.split())) for rings in at_once), default=n)
+    return length if kind == "all-reduce" else length / 2
 
 
 def bytes_between_slices(send: Instruction, slices: int) -> float:
@@ -311,13 +331,23 @@ def collective_of(instruction: Instruction, module: Module) -> Instruction:
     return next((i for i in inside.values() if i.opcode in SENT), instruction)
 
 
+def kind_of(instruction: Instruction, module: Module) -> str:
+    """Returns the kind of the collective that an instruction carries, "all-reduce" for example.
+
+    The compiler may write a reduce-scatter as a fusion of an all-reduce and a slice.
+    """
+    kind = collective_of(instruction, module).opcode.removesuffix("-start")
+    fused = kind == "all-reduce" and instruction.opcode == "fusion"
+    return "reduce-scatter" if fused else kind
+
+
 def share_of_links(instruction: Instruction, chip: Chip) -> float:
     """Returns the share of a chip's links that a collective uses.
 
     A ring (a "color" in the compiler's text) uses one dimension of the torus at a time.
     """
-    match = re.search(r"Strategy\w+\{colors:(\d+)", instruction.text)
-    return min(int(match[1]), chip.dimensions) / chip.dimensions if match else 1.0
+    match = STRATEGY.search(instruction.text)
+    return min(int(match["colors"]), chip.dimensions) / chip.dimensions if match else 1.0
 
 
 def ragged_dot_flops(instruction: Instruction, operands: Sequence[Instruction]) -> int:

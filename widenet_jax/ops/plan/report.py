@@ -53,7 +53,8 @@ def time_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         f"collectives; {share:.1%} by the compiler's schedules, {1 - share:.1%} guessed"
     )
     sent = (
-        f"{digits(plan['collective_ms'])} ms for {digits(plan['collective_mb'], 0)} MB per device"
+        f"{digits(plan['collective_ms'])} ms for {digits(plan['collective_mb'], 0)} MB per device "
+        f"and {plan['collective_hops']:,.0f} hops"
     )
     between = f"{digits(plan['dcn_ms'])} ms for {digits(plan['dcn_mb'])} MB per device"
     days = with_range(plan, "core_days", unit=" core-days")
