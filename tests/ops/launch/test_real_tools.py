@@ -5,6 +5,7 @@ Each test is skipped where its program is not on PATH. SkyPilot may have its own
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -80,6 +81,45 @@ def test_gclouds_parser_accepts_every_command(tmp_path: Path, stranger: dict[str
         assert "You do not currently have an active account" in done.stderr, command
     wrong = subprocess.run([*unique[0], "--nett=n"], env=stranger, capture_output=True, text=True)
     assert "unrecognized arguments: --nett=n" in wrong.stderr
+
+
+def commands_of_the_page(program: str) -> list[list[str]]:
+    """Returns the commands of a program on the page about launching, each as its words."""
+    text = (ROOT / "docs" / "howto" / "launch.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^    (?:[A-Z_]+=\w+ )?(.*)", text, re.MULTILINE)
+    parts = [part for line in lines for part in re.split(" && (?=gcloud )", line)]
+    return [shlex.split(part, comments=True) for part in parts if part.startswith(f"{program} ")]
+
+
+@installed("gcloud")
+def test_gclouds_parser_accepts_the_commands_of_the_page(stranger: dict[str, str]):
+    """Of a group of machines, too, which the launcher does not create."""
+    needs_login = [
+        command for command in commands_of_the_page("gcloud")
+        if command[1] not in ("auth", "config", "projects")
+    ]  # fmt: skip
+    assert len(needs_login) >= 9
+    env = stranger | {"CLOUDSDK_CORE_PROJECT": "project1"}
+    for command in needs_login:
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "You do not currently have an active account" in done.stderr, (command, done.stderr)
+
+
+# docs.cloud.google.com/cluster-toolkit/docs/reference: `gcluster-job`, `gcluster-job-submit`, and
+# cmd/job/submit.go of Cluster Toolkit 1.95.0.
+GCLUSTER_FLAGS = {
+    "project", "cluster", "location", "name", "compute-type", "num-slices", "restarts",
+    "grace-period", "base-image", "build-context", "command", "service-account",
+}  # fmt: skip
+
+
+def test_gcluster_documents_the_flags_of_the_page():
+    (submit,) = commands_of_the_page("gcluster")
+    assert submit[:3] == ["gcluster", "job", "submit"]
+    names = [word.partition("=")[0].removeprefix("--") for word in submit[3:]]
+    assert set(names) <= GCLUSTER_FLAGS and len({*names}) == len(names)
+    assert {"name", "compute-type", "command", "base-image", "build-context"} <= set(names)
 
 
 SKY = """
