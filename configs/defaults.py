@@ -97,7 +97,11 @@ RUN = {
         "retry_minutes": (10.0, "minutes for which a run asks gs:// again; a start: 15 s", 0),
     },
     "sharding": {  # axes of the mesh; `data` has the other devices
-        "fsdp": (1, "devices that shard the parameters; -1: all of a slice that expert leaves", -1),
+        "fsdp": (
+            1,
+            "devices that shard the parameters; -1: all of a slice that expert leaves; -N: up to N",
+            -(2**20),
+        ),
         "expert": (1, "devices that shard the experts"),
     },
     "watchdog": {

@@ -84,7 +84,8 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         },
         evaluation={"batch_size": 4096, "every": "10 epochs"},
         checkpoint={"every": "5 epochs"},
-        # Unsharded, LAMB's update of ViT-L would be a fifth of a step: it is bound by memory.
-        sharding={"fsdp": -1},
+        # Unsharded, LAMB's update of ViT-L would be a fifth of a step: it is bound by memory. Over
+        # more than 16 devices gathers cost more than that saves (docs/log/gathers.md).
+        sharding={"fsdp": -16},
     )
     return config

@@ -29,6 +29,7 @@ def mesh_of(fsdp: int, expert: int, devices: int = 8) -> Mesh:
     [
         (1, 1, 1, (1, 1, 1)), (1, 1, 8, (8, 1, 1)), (2, 2, 8, (2, 2, 2)), (4, 2, 8, (1, 4, 2)),
         (-1, 1, 8, (1, 8, 1)), (-1, 2, 8, (1, 4, 2)), (-1, 1, 1, (1, 1, 1)),
+        (-4, 1, 8, (2, 4, 1)), (-16, 1, 8, (1, 8, 1)), (-4, 1, 6, (2, 3, 1)), (-2, 2, 8, (2, 2, 2)),
     ],
 )  # fmt: skip
 def test_data_takes_the_rest(fsdp: int, expert: int, devices: int, shape: tuple):
@@ -37,9 +38,9 @@ def test_data_takes_the_rest(fsdp: int, expert: int, devices: int, shape: tuple)
     assert set(mesh.devices.flat) == set(jax.devices()[:devices])
 
 
-@pytest.mark.parametrize(("fsdp", "expert"), [(3, 1), (0, 1), (1, -1), (-1, 3), (-1, 0)])
+@pytest.mark.parametrize(("fsdp", "expert"), [(3, 1), (0, 1), (1, -1), (-1, 3), (-2, 3), (-1, 0)])
 def test_a_mesh_that_does_not_fit(fsdp: int, expert: int):
-    fsdp_too = "" if fsdp == -1 else f"config.sharding.fsdp={fsdp} times "  # -1 takes the rest
+    fsdp_too = "" if fsdp < 0 else f"config.sharding.fsdp={fsdp} times "  # -1 takes the rest
     message = f"^{fsdp_too}config.sharding.expert={expert} must divide the number of devices, 8$"
     with pytest.raises(BadInputError, match=message):
         mesh_of(fsdp, expert)
@@ -50,6 +51,7 @@ def test_a_mesh_that_does_not_fit(fsdp: int, expert: int):
     [
         (1, 1, (8, 1, 1)),
         (-1, 1, (2, 4, 1)),
+        (-2, 1, (4, 2, 1)),
         (2, 1, (4, 2, 1)),
         (1, 4, (2, 1, 4)),
         (-1, 2, (2, 2, 2)),

@@ -40,7 +40,8 @@ def build_mesh(
 
     fsdp=-1 takes all devices of a slice that `expert` leaves: within a slice no parameter and no
     optimizer moment is then stored or updated more than once, apart from small leaves
-    (`param_spec`). The devices of a slice are consecutive along `data`.
+    (`param_spec`). fsdp=-16 takes up to 16 of them, as many as divide their number. The devices of
+    a slice are consecutive along `data`.
 
     Args:
       slice_of: the number of a device's slice.
@@ -53,9 +54,11 @@ def build_mesh(
         slices.setdefault(slice_of(device), []).append(device)
     within = math.gcd(*map(len, slices.values()))
     asked, expert = int(sharding["fsdp"]), int(sharding["expert"])
-    fsdp = max(within // max(expert, 1), 1) if asked == -1 else asked
+    left = max(within // max(expert, 1), 1)
+    most = left if asked == -1 else -asked
+    fsdp = max((n for n in range(1, most + 1) if left % n == 0), default=asked)
     if fsdp < 1 or expert < 1 or within % (fsdp * expert):
-        product = "" if asked == -1 else f"config.sharding.fsdp={asked} times "
+        product = "" if asked < 0 else f"config.sharding.fsdp={asked} times "
         parts = f"{product}config.sharding.expert={expert}"
         of = "" if len(slices) == 1 else f" of each of the {len(slices)} slices"
         raise BadInputError(f"{parts} must divide the number of devices{of}, {within}")
