@@ -13,7 +13,7 @@ import numpy as np
 
 from widenet_jax.data.blocks import in_threads, read_example, read_row
 from widenet_jax.data.contract import Example, Source
-from widenet_jax.data.splits import parse_slice, slice_of
+from widenet_jax.data.splits import parse_slice, parts_of, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, refuse
 from widenet_jax.files import is_text
 
@@ -186,6 +186,53 @@ def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) ->
     return relabelled(source, names, [index[name] for name in source.class_names])
 
 
+class Joined(LabelledImages):
+    """Sources one after another, as a sum of splits has them; classes are matched by name.
+
+    Attributes:
+      parts: the sources, each with the classes of all.
+    """
+
+    def __init__(self, parts: Sequence[LabelledImages]):
+        names = {name for part in parts for name in part.class_names}
+        first = parts[0].class_names
+        self.class_names = first if len(names) == len(first) else tuple(sorted(names))
+        self.parts = [
+            part
+            if part.class_names == self.class_names
+            else with_classes(part, self.class_names, place="the sum of splits")
+            for part in parts
+        ]
+        self._ends = np.cumsum([len(part) for part in parts])
+        labels = [part.record_labels for part in self.parts]
+        if not any(known is None for known in labels):
+            self.record_labels = np.concatenate(labels)
+        self._whole = [*dict.fromkeys(getattr(part, "source", part) for part in parts)]
+        self.left_out = sum((Counter(source.left_out) for source in self._whole), Counter())
+        self.labels_to_read = all(source.labels_to_read for source in self._whole)
+        self.split_advice = next(filter(None, (one.split_advice for one in self._whole)), "")
+        self.note = "\n".join(dict.fromkeys(filter(None, (one.note for one in self._whole))))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        part, record = self._locate(index)
+        return part[record]
+
+    def describe(self, index: int) -> str:
+        part, record = self._locate(index)
+        return part.describe(record)
+
+    def files(self) -> list[str]:
+        """Returns the lines of all sources; see `contract.Source`."""
+        return [line for source in self._whole for line in getattr(source, "files", list)()]
+
+    def _locate(self, index: int) -> tuple[LabelledImages, int]:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        return self.parts[part], index - int(self._ends[part]) + len(self.parts[part])
+
+
 def check_class_names(names: Sequence[str], where: object) -> None:
     """Raises BadInputError where a class has an empty name, another's, or one that is no text."""
     labels: dict[str, int] = {}
@@ -254,7 +301,14 @@ def class_problems(train: Source, evaluation: Source, data: Mapping[str, Any]) -
             f"{path}: " * bool(path) + f"split {data['train_split']} has one class only ({name}); "
             f"a classifier needs two{advice}"
         )
-    for split, source in splits:
+    parts = (
+        (name, part)
+        for split, source in splits
+        for name, part in zip(
+            parts_of(split), source.parts if isinstance(source, Joined) else [source], strict=False
+        )
+    )
+    for split, source in parts:
         # TFDS shuffles its sets as it prepares them, and a slice of a folder takes its share of
         # each class.
         sliced = isinstance(source, Subset) and not source.source.part_of_each_class

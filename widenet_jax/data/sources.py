@@ -14,7 +14,7 @@ from widenet_jax.data.blocks import example_spec, skips
 from widenet_jax.data.contents import contents_sha256, same_examples
 from widenet_jax.data.contract import Data, DataInfo, Source, Stream, StreamInfo, Transform
 from widenet_jax.data.foreign import try_source
-from widenet_jax.data.labelled import LabelledImages, Subset, with_classes
+from widenet_jax.data.labelled import Joined, LabelledImages, Subset, with_classes
 from widenet_jax.data.splits import SplitError, parse_slice, parts_of
 from widenet_jax.errors import BadInputError, raise_first, refuse
 from widenet_jax.files import TOKENIZER, find_model, may_replace
@@ -33,8 +33,8 @@ def build_source(
 
     Args:
       data: `config.data`: `source` and the fields that this source needs.
-      split: name of the split, such as "train"; of images, tables and SQuAD also a slice, such as
-        "train[90%:]".
+      split: name of the split, such as "train"; of images, tables and SQuAD also slices and sums,
+        such as "train[:90%]+val".
       info: of the trained model that will read the split; None in training.
 
     Raises:
@@ -44,19 +44,31 @@ def build_source(
     raise_first(_misplaced(data))
     spec = source_spec(data["source"])
     try:
-        whole, bounds = (split, None) if spec.reads_slices else parse_slice(split)
-        source = resolve(spec.open)(data, whole, info or {})
-        if bounds is None:
-            return source
-        images, where = isinstance(source, LabelledImages), f"config.data.source={data['source']}"
-        records = source.part(bounds) if images else ()
-        if not len(records):
-            empty = f"split {split!r}: no image in this slice of {len(source):,}"
-            raise SplitError(empty if images else f"{where}: has no slices such as {split!r}")
+        if spec.reads_slices:
+            return resolve(spec.open)(data, split, info or {})
+        parts = [(part, *parse_slice(part)) for part in parts_of(split)]
+        names = dict.fromkeys(name for _, name, _ in parts)
+        opened = {name: resolve(spec.open)(data, name, info or {}) for name in names}
+        if split in opened:
+            return opened[split]
+        if not all(isinstance(source, LabelledImages) for source in opened.values()):
+            where = f"config.data.source={data['source']}"
+            raise SplitError(f"{where}: has no slices or sums such as {split!r}")
+        found = [_sliced(opened[name], bounds, part) for part, name, bounds in parts]
     except SplitError as error:
         fields = [field for field in ("train_split", "eval_split") if data.get(field) == split]
         flags = ", ".join(f"--config.data.{field}" for field in fields)
         raise BadInputError(f"{error} ({flags})" if fields else str(error)) from None
+    return found[0] if len(found) == 1 else Joined(found)
+
+
+def _sliced(source: LabelledImages, bounds: tuple[str, str] | None, split: str) -> LabelledImages:
+    """Returns a slice of a source, or all of it; raises SplitError where it holds no image."""
+    if bounds is None:
+        return source
+    records = source.part(bounds)
+    if not len(records):
+        raise SplitError(f"split {split!r}: no image in this slice of {len(source):,}")
     return Subset(source, records, source.class_names, range(len(source.class_names)))
 
 
