@@ -163,8 +163,8 @@ def relabelled(source: LabelledImages, names: Sequence[str], labels: Sequence[in
     return Subset(source, np.arange(len(source)), names, labels)
 
 
-def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) -> Subset:
-    """Returns a source with a model's labels; classes are matched by name.
+def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) -> LabelledImages:
+    """Returns a source with a model's labels, itself if it has them; classes are matched by name.
 
     A source may have fewer classes than the model, in another order.
 
@@ -176,6 +176,8 @@ def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) ->
     Raises:
       BadInputError: the source has a class that the model does not know.
     """
+    if source.class_names == tuple(names):
+        return source
     index = {name: label for label, name in enumerate(names)}
     if unknown := [name for name in source.class_names if name not in index]:
         raise BadInputError(
@@ -197,20 +199,13 @@ class Joined(LabelledImages):
         names = {name for part in parts for name in part.class_names}
         first = parts[0].class_names
         self.class_names = first if len(names) == len(first) else tuple(sorted(names))
-        self.parts = [
-            part
-            if part.class_names == self.class_names
-            else with_classes(part, self.class_names, place="the sum of splits")
-            for part in parts
-        ]
+        self.parts = [with_classes(part, self.class_names, place="the sum") for part in parts]
         self._ends = np.cumsum([len(part) for part in parts])
-        labels = [part.record_labels for part in self.parts]
-        if not any(known is None for known in labels):
-            self.record_labels = np.concatenate(labels)
+        if all(part.record_labels is not None for part in self.parts):
+            self.record_labels = np.concatenate([part.record_labels for part in self.parts])
         self._whole = [*dict.fromkeys(getattr(part, "source", part) for part in parts)]
         self.left_out = sum((Counter(source.left_out) for source in self._whole), Counter())
         self.labels_to_read = all(source.labels_to_read for source in self._whole)
-        self.split_advice = next(filter(None, (one.split_advice for one in self._whole)), "")
         self.note = "\n".join(dict.fromkeys(filter(None, (one.note for one in self._whole))))
 
     def __len__(self) -> int:
@@ -301,20 +296,13 @@ def class_problems(train: Source, evaluation: Source, data: Mapping[str, Any]) -
             f"{path}: " * bool(path) + f"split {data['train_split']} has one class only ({name}); "
             f"a classifier needs two{advice}"
         )
-    parts = (
-        (name, part)
-        for split, source in splits
-        for name, part in zip(
-            parts_of(split), source.parts if isinstance(source, Joined) else [source], strict=False
-        )
-    )
-    for split, source in parts:
-        # TFDS shuffles its sets as it prepares them, and a slice of a folder takes its share of
-        # each class.
+    # TFDS shuffles its sets as it prepares them, and a slice of a folder takes its share of each
+    # class.
+    for part, source in itertools.chain.from_iterable(itertools.starmap(_parts, splits)):
         sliced = isinstance(source, Subset) and not source.source.part_of_each_class
         if sliced and len(source) < len(source.source) and by_class(source.source):
             yield (
-                f"split {split!r}: the images of {parse_slice(split)[0]} lie class by class, and a "
+                f"split {part!r}: the images of {parse_slice(part)[0]} lie class by class, and a "
                 "slice of them lacks classes; name whole splits (config.data.train_split, "
                 "config.data.eval_split), or pack the folders again: scripts/prepare_data.py "
                 "image_folder --eval_fraction=0.1"
@@ -338,6 +326,12 @@ def class_problems(train: Source, evaluation: Source, data: Mapping[str, Any]) -
         yield from unseen(data["train_split"], seen, [*names, *theirs], train.split_advice)
     if names and theirs:
         yield from _not_trained(train, evaluation, data["train_split"])
+
+
+def _parts(split: str, source: Source) -> Iterator[tuple[str, Source]]:
+    """Returns the parts of a split with their names."""
+    parts = source.parts if isinstance(source, Joined) else [source]
+    return zip(parts_of(split), parts, strict=False)
 
 
 def _not_trained(train: Source, evaluation: Source, train_split: str) -> Iterator[str]:

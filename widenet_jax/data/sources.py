@@ -15,7 +15,7 @@ from widenet_jax.data.contents import contents_sha256, same_examples
 from widenet_jax.data.contract import Data, DataInfo, Source, Stream, StreamInfo, Transform
 from widenet_jax.data.foreign import try_source
 from widenet_jax.data.labelled import Joined, LabelledImages, Subset, with_classes
-from widenet_jax.data.splits import SplitError, parse_slice, parts_of
+from widenet_jax.data.splits import SplitError, names_in, parse_slice, parts_of
 from widenet_jax.errors import BadInputError, raise_first, refuse
 from widenet_jax.files import TOKENIZER, find_model, may_replace
 from widenet_jax.specs import PYTHON, resolve, source_spec, task_spec
@@ -46,15 +46,14 @@ def build_source(
     try:
         if spec.reads_slices:
             return resolve(spec.open)(data, split, info or {})
-        parts = [(part, *parse_slice(part)) for part in parts_of(split)]
-        names = dict.fromkeys(name for _, name, _ in parts)
+        names = dict.fromkeys(names_in(split))
         opened = {name: resolve(spec.open)(data, name, info or {}) for name in names}
         if split in opened:
             return opened[split]
         if not all(isinstance(source, LabelledImages) for source in opened.values()):
             where = f"config.data.source={data['source']}"
             raise SplitError(f"{where}: has no slices or sums such as {split!r}")
-        found = [_sliced(opened[name], bounds, part) for part, name, bounds in parts]
+        found = [_part(opened, part) for part in parts_of(split)]
     except SplitError as error:
         fields = [field for field in ("train_split", "eval_split") if data.get(field) == split]
         flags = ", ".join(f"--config.data.{field}" for field in fields)
@@ -62,8 +61,10 @@ def build_source(
     return found[0] if len(found) == 1 else Joined(found)
 
 
-def _sliced(source: LabelledImages, bounds: tuple[str, str] | None, split: str) -> LabelledImages:
-    """Returns a slice of a source, or all of it; raises SplitError where it holds no image."""
+def _part(opened: Mapping[str, LabelledImages], split: str) -> LabelledImages:
+    """Returns a split, or a slice of it; raises SplitError where the slice holds no image."""
+    name, bounds = parse_slice(split)
+    source = opened[name]
     if bounds is None:
         return source
     records = source.part(bounds)
@@ -189,7 +190,7 @@ def open_splits(
         try_source(source, place, config)
     train, evaluation = opened
     raise_first(labelled.class_problems(train, evaluation, data))
-    if isinstance(train, LabelledImages) and train.class_names != evaluation.class_names:
+    if isinstance(train, LabelledImages):
         evaluation = with_classes(evaluation, train.class_names, place="training")
     return train, evaluation
 
@@ -256,8 +257,7 @@ def common(one: tuple[str, Source], other: tuple[str, Source]) -> int:
         count := int(np.isin(other[1].contents, one[1].contents).sum())
     ):
         return count
-    names = [{parse_slice(part)[0] for part in parts_of(name)} for name, _ in (one, other)]
-    if names[0] & names[1] and not isinstance(one[1], Stream):
+    if {*names_in(one[0])} & {*names_in(other[0])} and not isinstance(one[1], Stream):
         known, places = (set(map(s.describe, range(len(s)))) for _, s in (one, other))
         if known & places:
             return len(known & places)

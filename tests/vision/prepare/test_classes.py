@@ -87,6 +87,14 @@ def cifar10_binary(folder: Path, labels: Labels) -> list[object]:
     return ["--input", preparing.make_cifar(folder / "c.tar.gz", content)]
 
 
+def cifar_python(folder: Path, labels: Labels) -> list[object]:
+    every = [*labels["train"], *labels["test"]]
+    held = preparing.cifar_python(np.zeros((len(every), 32, 32, 3), np.uint8), every, NAMES)
+    for name, content in held.items():
+        write(folder / "cifar-10-batches-py" / name, preparing.pickled(content))
+    return ["--input", folder / "cifar-10-batches-py"]
+
+
 def tfds(folder: Path, labels: Labels) -> list[object]:
     preparing.make_tfds(folder, {split: [labels[split]] for split in labels}, NAMES[:3])
     return ["tiny", "--data-dir", folder]
@@ -94,6 +102,7 @@ def tfds(folder: Path, labels: Labels) -> list[object]:
 
 PACKERS = {
     "image_folder": image_folder, "cifar10_binary": cifar10_binary, "tfds": tfds,
+    "cifar_python": cifar_python,
     "tar": by_split(tar, ".tar"), "npz": by_split(npz, ".npz"),
     "parquet": by_split(parquet, ".parquet"),
 }  # fmt: skip
@@ -254,7 +263,7 @@ def test_check_says_the_same(kind, tmp_path, capsys):
 
 
 def test_files_of_many_images_are_checked_as_such(tmp_path, capsys):
-    """Each with an image that cannot be read; a CIFAR-10 archive, too, and none of pickles."""
+    """Each with an image that cannot be read; a CIFAR-10 archive, too, and its pickles."""
     make_tar(tmp_path / "a.tar.gz", {"ant/1.jpg": photo(1), "bee/2.jpg": b"x"}, "w:gz")
     preparing.make_npz(
         tmp_path / "a.npz", jpeg=np.frombuffer(photo(0)[:-9] + b"x" * 9 + photo(1), np.uint8)
@@ -276,7 +285,7 @@ def test_files_of_many_images_are_checked_as_such(tmp_path, capsys):
     write(tmp_path / "cifar-10-batches-py" / "data_batch_1", b"\x80\x02")
     archive = make_tar(tmp_path / "cifar-10-python.tar.gz", pickles, "w:gz")
     for place in (archive, tmp_path / "cifar-10-batches-py"):
-        assert "CIFAR's version for Python, of pickles" in refused(capsys, "check", place)
+        assert "data_batch_1: no pickle of arrays and labels" in refused(capsys, "check", place)
 
 
 def test_classes_that_differ_only_in_capitals_are_named(tmp_path, capsys):

@@ -1,6 +1,8 @@
 """Each reader's tiny input is packed; the packed set has the same images and labels."""
 
 import json
+import pickle
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +181,31 @@ def test_cifar10_binary_is_exact(tmp_path):
     assert names == tuple(preparing.NAMES) and [label for label, _ in train + test] == labels
     decoded = np.stack([files.decode(image, "") for _, image in train + test])
     np.testing.assert_array_equal(decoded, pixels)
+
+
+@pytest.mark.parametrize("encode", [preparing.pickled, partial(pickle.dumps, protocol=4)])
+@pytest.mark.parametrize("key", [b"labels", b"fine_labels"])
+def test_cifar_for_python_is_exact(tmp_path, capsys, key, encode):
+    """An archive and its folder, as Python 2 pickled them, and as Python 3 does."""
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    labels, names = [2, 0, 1, 1, 2, 0], ["ant", "bee", "crab"]
+    held = preparing.cifar_python(pixels, labels, names, key)
+    assert all(repr(pickle.loads(encode(v), encoding="bytes")) == repr(v) for v in held.values())
+    folder = "cifar-10-batches-py" if key == b"labels" else "cifar-100-python"
+    members = {f"{folder}/{name}": encode(content) for name, content in held.items()}
+    members |= {f"{folder}/readme.html": b"<html>"}
+    archive = make_tar(tmp_path / "cifar-100-python.tar.gz", members, "w:gz")
+    for name, content in members.items():
+        write(tmp_path / name, content)
+    for place in (archive, tmp_path / folder):
+        out = packed(tmp_path / f"{place.name} packed", "cifar_python", "--input", place)
+        (classes, train), (_, test) = read_back(out), read_back(out, "test")
+        assert classes == tuple(names) and [label for label, _ in train + test] == labels
+        decoded = np.stack([files.decode(image, "") for _, image in train + test])
+        np.testing.assert_array_equal(decoded, pixels)
+        capsys.readouterr()
+        assert run("check", place) == 0 and run("check", out) == 0
+        assert f"{place}: 6 images; 0 problems" in capsys.readouterr().out
 
 
 # --- Writing, and the command ---------------------------------------------------------------------

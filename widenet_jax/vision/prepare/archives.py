@@ -1,7 +1,7 @@
-"""Readers of tar archives of images, and of CIFAR-10's binary archive.
+"""Readers of tar archives of images.
 
 Archives are read forwards, in memory; nothing is extracted to disk. JPEG and PNG files are kept
-byte for byte; CIFAR-10's raw pixels become PNG, which is lossless.
+byte for byte.
 
 Python's `tarfile` takes a header that it cannot read for the end of the archive, so a damaged or
 cut archive would look like a shorter one. Here such a header is an error, and after the last member
@@ -19,24 +19,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
-
 from widenet_jax.config.parser import Options
 from widenet_jax.corpus.files import decoded, opened
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, read_input
-from widenet_jax.errors import BadInputError, refuse, refusing
+from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.vision.data.folders import kind_left_out
-from widenet_jax.vision.prepare.arrays import png
-from widenet_jax.vision.prepare.packing import Converted, Images, check_labels, composed, joined
-
-CIFAR_CLASSES = 10
-CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
-CIFAR_FILE_BYTES = 10_000 * CIFAR_RECORD_BYTES
-CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-CIFAR_TEST, CIFAR_NAMES = "test_batch.bin", "batches.meta.txt"
+from widenet_jax.vision.prepare.packing import Converted, Images, composed, joined
 
 ARCHIVE = ".tar"  # suffix of an archive in another one
-PICKLES = {"cifar-10-batches-py", "cifar-100-python"}  # folders
+PICKLES = ("cifar-10-batches-py", "cifar-100-python")  # folders of CIFAR for Python
 
 MAX_INNER_ARCHIVE_BYTES = 4 << 30
 MAX_EXTENDED_HEADER_BYTES = 1 << 20
@@ -138,7 +129,6 @@ def members(content: BinaryIO, where: str) -> Iterator[Member]:
         if header is None:
             break
         place = f"{where}:{header.name}"
-        refuse_pickles(header.name, where)
         if header.isdir() or Path(header.name).name.startswith("."):
             continue
         most = MAX_INNER_ARCHIVE_BYTES if header.name.endswith(ARCHIVE) else MAX_IMAGE_BYTES
@@ -151,16 +141,6 @@ def members(content: BinaryIO, where: str) -> Iterator[Member]:
         yield Member(header.name, header.size, place, archive.extractfile(header))
     with _named(where, archive):
         _verify_end(archive, content)
-
-
-def refuse_pickles(path: str, where: str) -> None:
-    """Raises BadInputError where a file, by its folder, is of CIFAR's version for Python."""
-    problem = (
-        "CIFAR's version for Python, of pickles, which could run code and are not read; take "
-        "cifar-10-binary.tar.gz (prepare_data.py cifar10_binary), or write images and labels to an "
-        ".npz (prepare_data.py npz)"
-    )
-    refuse(where, (PICKLES & {*Path(path).parts}, problem))
 
 
 def _verify_end(archive: tarfile.TarFile, content: BinaryIO) -> None:
@@ -227,6 +207,8 @@ def _read_labels(path: str) -> dict[str, str]:
 def _wanted(found: Iterable[Member], left_out: Counter[str]) -> Iterator[Member]:
     """Yields images and inner archives; counts all others by kind."""
     for member in found:
+        of_python = Path(member.name).parent.name in PICKLES
+        refuse(member.where, (of_python, "CIFAR for Python; the command cifar_python reads it"))
         kind = None if member.is_archive else kind_left_out(Path(member.name).name)
         if kind is None:
             yield member
@@ -254,47 +236,3 @@ def _images_of(member: Member, left_out: Counter[str]) -> Iterator[Member]:
     for image in _wanted(members(member.content, member.where), left_out):
         refuse(image.where, (image.is_archive, "an archive in an inner archive; unpack it"))
         yield image
-
-
-def read_cifar10_binary(options: Options) -> Converted:
-    """Reads the official cifar-10-binary.tar.gz: 50,000 training and 10,000 test images of 32x32.
-
-    A record is a label byte, then the red, green and blue planes. (The archive for Python is a
-    pickle, which could run code; it is not read.)
-
-    Raises:
-      BadInputError: the archive is damaged, or is another one.
-    """
-    archive, files = options.input, {}
-    for member in read_archive(archive):
-        name = Path(member.name).name
-        if name in (*CIFAR_TRAIN, CIFAR_TEST, CIFAR_NAMES):
-            refuse(
-                member.where,
-                (member.size > CIFAR_FILE_BYTES, f"{member.size:,} bytes: too big"),
-                (name in files, f"a second {name}; remove one from the archive"),
-            )
-            files[name] = member.read()
-    train = [name for name in CIFAR_TRAIN if name in files]
-    lacking = "holds no data_batch_*.bin and test_batch.bin; download cifar-10-binary.tar.gz"
-    refuse(archive, (not train or CIFAR_TEST not in files, lacking))
-    with refusing(f"{archive}:{CIFAR_NAMES}: not UTF-8 text", UnicodeDecodeError):
-        names = tuple(files.get(CIFAR_NAMES, b"").decode().split())
-    names = names or tuple(map(str, range(CIFAR_CLASSES)))
-
-    def read(name: str) -> Images:
-        data, where = files[name], f"{archive}:{name}"
-        record = f"{len(data):,} bytes, not a multiple of {CIFAR_RECORD_BYTES:,}: it is cut short; "
-        wrong = len(data) % CIFAR_RECORD_BYTES or not data
-        refuse(where, (wrong, record + "download it again"))
-        records = np.frombuffer(data, np.uint8).reshape(-1, CIFAR_RECORD_BYTES)
-        check_labels(records[:, 0], where, len(names))
-        labels = {*records[:, 0].tolist()}
-        return Images(names, labels, len(records), lambda: map(_cifar_example, records))
-
-    return joined({"train": train, "test": [CIFAR_TEST]}, read)
-
-
-def _cifar_example(record: np.ndarray) -> tuple[int, bytes]:
-    planes = record[1:].reshape(3, 32, 32)  # red first
-    return int(record[0]), png(planes.transpose(1, 2, 0))

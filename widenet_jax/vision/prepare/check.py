@@ -77,7 +77,8 @@ def reader_of(file: str, text: str) -> str:
 
     `text` is the column of a corpus, see `arrays.image_column`.
     """
-    archives.refuse_pickles(os.path.abspath(file), file)
+    if pickles_folder(file):
+        return "cifar:read_python"
     name = os.path.basename(file).lower()
     if name.endswith(".npz"):
         return "arrays:read_npz"
@@ -85,7 +86,15 @@ def reader_of(file: str, text: str) -> str:
         return "arrays:read_parquet" if arrays.image_column(file, text) else ""
     if not re.search(r"\.(tar(\.\w+)?|tgz)$", name):
         return ""
-    return "archives:read_" + ("cifar10_binary" if "cifar-10-binary" in name else "tar")
+    cifar = re.search("cifar-10-(binary)|cifar-100?-(python)", name)
+    return f"cifar:read_{cifar[1] or cifar[2]}" if cifar else "archives:read_tar"
+
+
+def pickles_folder(file: str) -> str:
+    """Returns the folder of CIFAR for Python that a file lies in; "" of another."""
+    folder = os.path.dirname(file)
+    known = os.path.basename(os.path.abspath(folder)) in archives.PICKLES
+    return (folder or ".") if known else ""
 
 
 def findings_in_packs(files: Sequence[str], place: str, options: Options) -> Checked | None:
@@ -106,7 +115,7 @@ def findings_in_packs(files: Sequence[str], place: str, options: Options) -> Che
     found = packing.read_set(
         Options(
             reader=f"widenet_jax.vision.prepare.{reader}",
-            input=chosen[0] if "cifar10" in reader else splits,
+            input=pickles_folder(chosen[0]) or chosen[0] if "cifar" in reader else splits,
             image_column=arrays.image_column(chosen[0], text) if "parquet" in reader else "",
             label_column=options.label_column or "label",
             labels=options.labels,

@@ -37,8 +37,10 @@ def add_commands(commands: Any) -> None:
     add = converter("parquet", "--split", "arrays:read_parquet", "Hugging Face image parquet files")
     add("--image-column", default="image")
     add("--label-column", default="label")
-    text = "the official cifar-10-binary.tar.gz"
-    converter("cifar10_binary", "--input", "archives:read_cifar10_binary", text)
+    text = "the official cifar-10-binary.tar.gz, or its folder"
+    converter("cifar10_binary", "--input", "cifar:read_binary", text)
+    text = "the official cifar-10-python.tar.gz or cifar-100-python.tar.gz, or its folder"
+    converter("cifar_python", "--input", "cifar:read_python", text)
     text = "files of images and labels, or packs of jpeg, offsets, labels, class_names"
     converter("npz", "--split", "arrays:read_npz", text)
     text = "prepare a TensorFlow Datasets image set as array_record, or pack it into --out "

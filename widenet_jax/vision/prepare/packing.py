@@ -5,7 +5,7 @@ A reader turns the options of its subcommand into a `Converted`, whose labels an
 `records.write_set` packs; a layout of files that each hold many images is one function from a file
 to `Images`, which `joined` puts together. `archives` and `arrays` hold the other readers. A new
 layout is one new reader, and a subcommand in `command`. JPEG and PNG files are kept byte for byte.
-Nothing is unpickled.
+Only `cifar` unpickles, and runs no code.
 """
 
 import dataclasses
