@@ -75,12 +75,16 @@ def make_npz(path: Path, values: Sequence[int] = (0, 1), **changes: np.ndarray) 
 
 
 def make_parquet(
-    path: Path, labels: object, names: Sequence[str] | None = None, images: object = None
+    path: Path,
+    labels: object,
+    names: Sequence[str] | None = None,
+    images: object = None,
+    columns: Sequence[str] = ("image",),
 ) -> Path:
-    """Writes columns `image` and `label`; the default images are photo(10 * label)."""
+    """Writes a column `label`, and `columns` of the images, by default photo(10 * label)."""
     if images is None:
         images = [{"bytes": photo(10 * label), "path": None} for label in labels]
-    table = pa.table({"image": images, "label": labels})
+    table = pa.table({**dict.fromkeys(columns, images), "label": labels})
     if names:
         described = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
         table = table.replace_schema_metadata({"huggingface": json.dumps(described)})

@@ -127,6 +127,12 @@ def table(labels: object, names: object = None, images: object = IMAGES) -> Make
     return lambda folder: preparing.make_parquet(folder / "a.parquet", labels, names, images)
 
 
+def images_in(*columns: str) -> Make:
+    return lambda folder: preparing.make_parquet(
+        folder / "a.parquet", [0, 1], None, IMAGES, columns
+    )
+
+
 def damaged(change: Callable[[bytes], bytes]) -> Make:
     def make(folder: Path) -> bytes:
         rows = pa.table({"image": IMAGES, "label": [0, 1]})
@@ -142,6 +148,8 @@ PARQUET = [
     (table([0, 2], ["cat", "dog"]), "record 1: label 2 has no class"),
     (table(pa.array([], pa.int64()), None, pa.array([], pa.binary())), "no images found"),
     (table([0], None, [{"path": "a.jpg"}]), "column 'image' holds struct.*; needs images as bytes"),
+    (images_in("img", "image"), "needs one column 'image' or 'img'; there are img, image, label"),
+    (images_in("picture"), "needs one column 'image' or 'img'; there are picture, label .choose"),
     (table([0.5, 1]), "column 'label' holds double; needs integers or text"),
     (table([0, 1], None, [IMAGES[0], None]), "record 1: the image is not stored"),
     (damaged(lambda data: data.replace(photo(1)[-9:], bytes(9), 1)), "damaged, or not a parquet f"),

@@ -124,6 +124,23 @@ def test_parquet(tmp_path, names):
     assert read_back(out) == expected and read_back(out, "test")[1] == [(1, photo(10))]
 
 
+@pytest.mark.parametrize("kind", ["struct", "bytes"])
+def test_parquet_of_hugging_faces_cifar10(tmp_path, capsys, kind):
+    """Its images are in a column `img`."""
+    labels, images = [1, 0], [photo(7), photo(8)]
+    stored = images if kind == "bytes" else [{"bytes": one, "path": "x.png"} for one in images]
+    path = make_parquet(tmp_path / "train.parquet", labels, ["cat", "dog"], stored, ["img"])
+    out = packed(tmp_path / "out", "parquet", f"--split=train={path}")
+    assert read_back(out) == (("cat", "dog"), [*zip(labels, images, strict=True)])
+    assert run("check", path) == 0 and "2 images; 0 problems" in capsys.readouterr().out
+    both = make_parquet(tmp_path / "both.parquet", labels, None, stored, ["image", "img"])
+    packing = ["parquet", f"--split=train={both}", "--out", tmp_path / "2"]
+    needs = "needs one column 'image' or 'img'; there are image, img, label (choose with --image-"
+    for command in (packing, ["check", both]):
+        assert f"{both}: {needs}column)" in "".join((run(*command), capsys.readouterr())[1])
+    assert run(*packing, "--image-column=img") == 0
+
+
 def test_labels_of_text_name_the_classes_in_sorted_order(tmp_path, capsys):
     """A column of texts, one of pandas' categories, and an array; another file may lack a class."""
     pixels, images = np.zeros((2, 4, 4), np.uint8), [{"bytes": photo(k)} for k in range(2)]

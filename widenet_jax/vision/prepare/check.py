@@ -112,11 +112,12 @@ def findings_in_packs(files: Sequence[str], place: str, options: Options) -> Che
     for file in chosen:
         split = re.match("[a-z]*", os.path.basename(file).lower())[0]
         splits.setdefault(split or place, []).append(file)
+    column = arrays.image_column(chosen[0], text) if "parquet" in reader else ""
     found = packing.read_set(
         Options(
             reader=f"widenet_jax.vision.prepare.{reader}",
             input=pickles_folder(chosen[0]) or chosen[0] if "cifar" in reader else splits,
-            image_column=arrays.image_column(chosen[0], text) if "parquet" in reader else "",
+            image_column="" if column in arrays.IMAGE_COLUMNS else column,  # "": as the packer does
             label_column=options.label_column or "label",
             labels=options.labels,
         )

@@ -35,8 +35,8 @@ def add_commands(commands: Any) -> None:
     text = 'for an archive without folders: a file of lines "image-file-name class"'
     add("--labels", metavar="FILE", help=text)
     add = converter("parquet", "--split", "arrays:read_parquet", "Hugging Face image parquet files")
-    add("--image-column", default="image")
-    add("--label-column", default="label")
+    add("--image-column", metavar="NAME", help="image or img by default")
+    add("--label-column", metavar="NAME", default="label", help="label by default")
     text = "the official cifar-10-binary.tar.gz, or its folder"
     converter("cifar10_binary", "--input", "cifar:read_binary", text)
     text = "the official cifar-10-python.tar.gz or cifar-100-python.tar.gz, or its folder"
