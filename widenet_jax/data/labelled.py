@@ -163,8 +163,8 @@ def relabelled(source: LabelledImages, names: Sequence[str], labels: Sequence[in
     return Subset(source, np.arange(len(source)), names, labels)
 
 
-def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) -> LabelledImages:
-    """Returns a source with a model's labels, itself if it has them; classes are matched by name.
+def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) -> Subset:
+    """Returns a source with a model's labels; classes are matched by name.
 
     A source may have fewer classes than the model, in another order.
 
@@ -176,8 +176,6 @@ def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) ->
     Raises:
       BadInputError: the source has a class that the model does not know.
     """
-    if source.class_names == tuple(names):
-        return source
     index = {name: label for label, name in enumerate(names)}
     if unknown := [name for name in source.class_names if name not in index]:
         raise BadInputError(
@@ -189,21 +187,14 @@ def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) ->
 
 
 class Joined(LabelledImages):
-    """Sources one after another, as a sum of splits has them; classes are matched by name.
+    """Parts of sources one after another, as a sum of splits has them, all of the same classes."""
 
-    Attributes:
-      parts: the sources, each with the classes of all.
-    """
-
-    def __init__(self, parts: Sequence[LabelledImages]):
-        names = {name for part in parts for name in part.class_names}
-        first = parts[0].class_names
-        self.class_names = first if len(names) == len(first) else tuple(sorted(names))
-        self.parts = [with_classes(part, self.class_names, place="the sum") for part in parts]
+    def __init__(self, parts: Sequence[Subset]):
+        self.parts, self.class_names = parts, parts[0].class_names
         self._ends = np.cumsum([len(part) for part in parts])
         if all(part.record_labels is not None for part in self.parts):
             self.record_labels = np.concatenate([part.record_labels for part in self.parts])
-        self._whole = [*dict.fromkeys(getattr(part, "source", part) for part in parts)]
+        self._whole = [*dict.fromkeys(part.source for part in parts)]
         self.left_out = sum((Counter(source.left_out) for source in self._whole), Counter())
         self.labels_to_read = all(source.labels_to_read for source in self._whole)
         self.note = "\n".join(dict.fromkeys(filter(None, (one.note for one in self._whole))))

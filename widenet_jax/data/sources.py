@@ -53,7 +53,10 @@ def build_source(
         if not all(isinstance(source, LabelledImages) for source in opened.values()):
             where = f"config.data.source={data['source']}"
             raise SplitError(f"{where}: has no slices or sums such as {split!r}")
-        found = [_part(opened, part) for part in parts_of(split)]
+        names, *others = {tuple(source.class_names) for source in opened.values()}
+        names = sorted({*names}.union(*others)) if others else names
+        index = {name: label for label, name in enumerate(names)}
+        found = [_part(opened, part, index) for part in parts_of(split)]
     except SplitError as error:
         fields = [field for field in ("train_split", "eval_split") if data.get(field) == split]
         flags = ", ".join(f"--config.data.{field}" for field in fields)
@@ -61,16 +64,18 @@ def build_source(
     return found[0] if len(found) == 1 else Joined(found)
 
 
-def _part(opened: Mapping[str, LabelledImages], split: str) -> LabelledImages:
-    """Returns a split, or a slice of it; raises SplitError where the slice holds no image."""
+def _part(opened: Mapping[str, LabelledImages], split: str, index: Mapping[str, int]) -> Subset:
+    """Returns a split or a slice of it, with the label that `index` has for each class.
+
+    Raises:
+      SplitError: it holds no image.
+    """
     name, bounds = parse_slice(split)
     source = opened[name]
-    if bounds is None:
-        return source
-    records = source.part(bounds)
+    records = source.part(bounds or ("", ""))
     if not len(records):
         raise SplitError(f"split {split!r}: no image in this slice of {len(source):,}")
-    return Subset(source, records, source.class_names, range(len(source.class_names)))
+    return Subset(source, records, [*index], [index[name] for name in source.class_names])
 
 
 def _misplaced(data: Mapping[str, Any]) -> Iterator[str]:
@@ -190,7 +195,7 @@ def open_splits(
         try_source(source, place, config)
     train, evaluation = opened
     raise_first(labelled.class_problems(train, evaluation, data))
-    if isinstance(train, LabelledImages):
+    if isinstance(train, LabelledImages) and train.class_names != evaluation.class_names:
         evaluation = with_classes(evaluation, train.class_names, place="training")
     return train, evaluation
 

@@ -160,8 +160,10 @@ def test_a_sum_and_a_part_that_is_held_out(folder, flat):
     assert len(build_source(data, "train+val")) == 8  # val is there
     data.eval_split = "test"
     line = refused(data, "train+val")
-    told = "a sum, of which --config.data.eval_fraction=0.1 cannot hold out 'test'; add --config"
-    assert line.startswith(f"config.data.train_split=train+val: {told}")
+    told = (
+        "cannot be held out of several splits; add --config.data.eval_fraction=0, and take slices"
+    )
+    assert line == f"config.data.eval_split=test: {told}"
 
 
 # --- A folder without splits ----------------------------------------------------------------------

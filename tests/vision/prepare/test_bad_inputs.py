@@ -331,7 +331,7 @@ TARS = [
     (lambda folder: make_tar(folder / "v.tar", {"V_1.JPEG": photo(1)}), UNLISTED),
     (
         lambda folder: make_tar(folder / "c", PYTHON, "w:gz"),
-        "data_batch_1: CIFAR for Python; the command cifar_python reads it",
+        "data_batch_1: the commands webdataset, cifar_python read",
     ),
     (tar(flip(3)), "damaged at byte 0 "),
     (tar(flip(END - MEMBER + 3)), f"damaged at byte {END - MEMBER:,} "),
@@ -350,8 +350,64 @@ TARS = [
     (labels(b"a.jpg cat\nb.jpg dog\xff\n"), "labels.txt line 2: not UTF-8"),
     (labels(b"a.jpg cat\nb.jpg\n"), "labels.txt line 2: expected 'image-file-name class'"),
 ]
+
+
+def samples(*names: str, text: bytes = b"1", missing: str = "") -> Make:
+    """Makes shards a-0.tar to a-2.tar of files; those of a label hold `text`."""
+
+    def make(folder: Path) -> list:
+        for shard in range(3):
+            files = {
+                name: text if name[-3:].lower() in ("cls", "son", "txt") else photo(1)
+                for name in names
+            }
+            make_tar(
+                folder / f"a-{shard}.tar",
+                files if shard == 1 else {"x.jpg": photo(1), "x.cls": b"0"},
+            )
+        return [f"--split=train={folder}/a-{{{missing or '0..2'}}}.tar"]
+
+    return make
+
+
+ANY = "needs a number from 0 to 999,999 or the name of a class"
+WEBDATASETS = [
+    (
+        samples("s/1.jpg", "s/1.png", "s/1.cls"),
+        "a-1.tar:s/1.png: a second image of s/1; remove one",
+    ),
+    (samples("s/1.jpg", "s/1.cls", "s/1.CLS"), "a-1.tar:s/1.CLS: a second .cls of s/1; remove one"),
+    (
+        samples("1.jpg", "2.jpg", "1.cls", "2.cls"),
+        "1.jpg: has no label: no .cls, .json, .txt of its",
+    ),
+    (samples("1.cls", "2.jpg", "2.cls"), "a-1.tar:1.cls: no image of this name .*.webp"),
+    (samples("1.avif", "1.cls"), "a-1.tar:1.cls: no image of this name"),
+    (samples("1.jpg", "1.cls", text=b"cat"), "a-1.tar:1.cls: no label .invalid literal for int"),
+    (samples("1.jpg", "1.cls", text=b""), "a-1.tar:1.cls: no label .invalid literal for int"),
+    (samples("1.jpg", "1.cls", text=b"1.5"), "a-1.tar:1.cls: no label .invalid literal for int"),
+    (samples("1.jpg", "1.cls", text=b"-1"), f"a-1.tar:1.cls: label -1; {ANY}"),
+    (samples("1.jpg", "1.cls", text=b"4000000000"), f"a-1.tar:1.cls: label 4000000000; {ANY}"),
+    (samples("1.jpg", "1.cls", text=b"\xff"), "a-1.tar:1.cls: not UTF-8 text"),
+    (samples("1.jpg", "1.json", text=b"{"), "a-1.tar:1.json: no label .Expecting property name"),
+    (samples("1.jpg", "1.json", text=b'{"caption": "x"}'), "a-1.tar:1.json: no label .'label'"),
+    (samples("1.jpg", "1.json", text=b"[1]"), "a-1.tar:1.json: no label .list indices"),
+    (samples("1.jpg", "1.json", text=b'{"label": 1.5}'), f"a-1.tar:1.json: label 1.5; {ANY}"),
+    (samples("1.jpg", "1.json", text=b'{"label": true}'), f"a-1.tar:1.json: label True; {ANY}"),
+    (samples("1.jpg", "1.json", text=b'{"label": ""}'), f"a-1.tar:1.json: label ''; {ANY}"),
+    (samples("1.jpg", "1.txt", text=b""), f"a-1.tar:1.txt: label ''; {ANY}"),
+    (samples("1.jpg", "1.txt", text=b"a\nb"), f"a-1.tar:1.txt: label 'a.*b'; {ANY}"),
+    (
+        samples("1.jpg", "1.txt", text=b"cat"),
+        "labels are text in some files and integers in others",
+    ),
+    (samples("1.jpg", "1.cls", missing="0..3"), "no file .*/a-3.tar"),
+    (samples("1.jpg", "1.cls", missing="4..2"), "no file .*/a-4.tar"),
+    (tar(lambda data: data[: END - 900]), "bad file: damaged at byte|has no label"),
+    (lambda folder: make_tar(folder / "v.tar", {"README": b"x"}), "no images found"),
+]
 CASES = {"npz": NPZ, "parquet": PARQUET, "cifar10_binary": CIFAR, "tar": TARS}
-CASES["cifar_python"] = PICKLES
+CASES |= {"cifar_python": PICKLES, "webdataset": WEBDATASETS}
 ROWS = [(command, *case) for command, cases in CASES.items() for case in cases]
 
 

@@ -69,6 +69,14 @@ def tar(path: Path, labels: Sequence[int | str]) -> None:
     make_tar(path, {f"{named(label)}/{i}.jpg": photo(i) for i, label in enumerate(labels)})
 
 
+def webdataset(path: Path, labels: Sequence[int | str]) -> None:
+    make_tar(path, {
+        name: content
+        for i, label in enumerate(labels)
+        for name, content in ((f"{i}.jpg", photo(i)), (f"{i}.txt", named(label).encode()))
+    })  # fmt: skip
+
+
 def parquet(path: Path, labels: Sequence[int | str]) -> None:
     images = [{"bytes": photo(k)} for k in range(len(labels))]
     preparing.make_parquet(path, [*map(named, labels)], images=images)
@@ -102,7 +110,7 @@ def tfds(folder: Path, labels: Labels) -> list[object]:
 
 PACKERS = {
     "image_folder": image_folder, "cifar10_binary": cifar10_binary, "tfds": tfds,
-    "cifar_python": cifar_python,
+    "cifar_python": cifar_python, "webdataset": by_split(webdataset, ".tar"),
     "tar": by_split(tar, ".tar"), "npz": by_split(npz, ".npz"),
     "parquet": by_split(parquet, ".parquet"),
 }  # fmt: skip
@@ -235,7 +243,7 @@ def test_of_a_large_packed_set_a_sample_tells(tmp_path, monkeypatch):
 def test_names_of_composed_and_decomposed_letters_are_one_class(tmp_path):
     """Systems store é as one character or as two; so do tar archives, .npz and parquet files."""
     forms = {form: unicodedata.normalize(form, "bébé") for form in ("NFC", "NFD")}
-    for packer in ("tar", "parquet", "npz"):
+    for packer in ("tar", "parquet", "npz", "webdataset"):
         (folder := tmp_path / packer).mkdir()
         labels = {s: [n, "ant"] for s, n in zip(("train", "test"), forms.values(), strict=True)}
         assert run(packer, *PACKERS[packer](folder, labels), "--out", folder / "out") == 0
@@ -248,7 +256,9 @@ def test_names_of_composed_and_decomposed_letters_are_one_class(tmp_path):
 # --- Checks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["image_folder", "tar", "parquet", "npz", "set", "table"])
+@pytest.mark.parametrize(
+    "kind", ["image_folder", "tar", "webdataset", "parquet", "npz", "set", "table"]
+)
 def test_check_says_the_same(kind, tmp_path, capsys):
     for number, labels in enumerate((OTHER, FEWER, SAME)):
         (folder := tmp_path / str(number)).mkdir()

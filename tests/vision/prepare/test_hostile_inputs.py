@@ -64,7 +64,7 @@ def hostile_commands(folder: Path) -> dict[str, list[str]]:
     flat = make_tar(folder / "flat.tar", {"x.jpg": photo(1)})
     found = {}
     for path in (folder / "fifo", folder / "link", sparse(folder / "sparse")):
-        for command in ("tar", "npz", "parquet"):
+        for command in ("tar", "npz", "parquet", "webdataset"):
             found[f"{command}: {path.name}"] = [command, f"--split=train={path}"]
         for command in ("cifar10_binary", "cifar_python"):
             found[f"{command}: {path.name}"] = [command, f"--input={path}"]

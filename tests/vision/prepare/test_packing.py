@@ -14,6 +14,7 @@ from preparing import make_npz, make_parquet, make_tar, photo, refused, run, wri
 
 from widenet_jax.data.sources import build_source
 from widenet_jax.vision.data import files
+from widenet_jax.vision.prepare.packing import split_files
 
 
 def read_back(path: Path, split: str = "train") -> tuple[tuple[str, ...], list[tuple[int, bytes]]]:
@@ -184,6 +185,40 @@ def test_tar_of_one_archive_a_class_and_a_flat_one_with_labels(tmp_path, capsys)
     assert "1 file left out (.heic 1)" in capsys.readouterr().out
     assert read_back(out) == (("n01", "n02"), [(1, photo(21)), (0, photo(11))])
     assert read_back(out, "val")[1] == [(1, photo(31)), (0, photo(32))]
+
+
+@pytest.mark.parametrize("kind", ["cls", "json", "txt"])
+def test_webdataset(tmp_path, capsys, kind):
+    """Members of one name up to its first dot are a sample; the label may come before the image."""
+    named = kind == "txt"
+    labels = {0: "cat", 1: "a zebra", 2: "cat"} if named else {0: 3, 1: 0, 2: 3}
+    image = {0: saved(picture(0), "PNG"), 1: saved(picture(1), "WEBP"), 2: photo(2)}
+    for shard, numbers in enumerate(([0, 1], [2])):
+        members = {"README": b"x"} if shard else {}
+        for n in numbers:
+            end, text = ("png", "WEBP", "jpeg")[n], json.dumps({"label": labels[n], "width": 4})
+            label = {f"v1.0/00{n}.{kind}": (text if kind == "json" else f"{labels[n]}\n").encode()}
+            pixels = {f"v1.0/00{n}.{end}": image[n], f"v1.0/00{n}.seg.png": b"x"}
+            members |= label | pixels if n else pixels | label
+            members |= {f"v1.0/00{n}.txt": b"a caption"} if kind == "cls" else {}
+        make_tar(tmp_path / f"train-00{shard}.tar", members)
+    shards = tmp_path / "train-{000..001}.tar"
+    both = [f"{tmp_path}/train-00{n}.tar" for n in (1, 0)]
+    assert split_files([f"a={tmp_path}/train-{{001..000}}.tar"]) == {"a": both}
+    out = packed(tmp_path / "out", "webdataset", f"--split=train={shards}")
+    captions = "seg.png 3, .txt 3, no suffix 1" if kind == "cls" else "seg.png 3, no suffix 1"
+    assert f"files left out (.{captions})" in capsys.readouterr().out
+    classes, examples = read_back(out)
+    assert classes == (("a zebra", "cat") if named else ("0", "1", "2", "3"))
+    expected = [classes.index(str(labels[n])) for n in labels]
+    assert examples == [*zip(expected, image.values(), strict=True)]
+    for number, count in enumerate((2, 1)):
+        shard = tmp_path / f"train-00{number}.tar"
+        assert run("check", shard) == 0
+        assert f"{shard}: {count} images; 0 problems" in capsys.readouterr().out
+    if kind == "cls":  # all images would be of a class v1.0
+        line = refused(capsys, "tar", f"--split=train={shards}", "--out", tmp_path / "other")
+        assert "train-000.tar:v1.0/000.cls: the commands webdataset, cifar_python read" in line
 
 
 def test_cifar10_binary_is_exact(tmp_path):

@@ -377,10 +377,7 @@ def open_folder(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) ->
     of_train = [name for name in train if name not in evaluation] or train
     of_eval = [name for name in evaluation if name not in train] or evaluation
     holdout = Holdout(fraction, of_train[0], of_eval[0])
-    problem = (
-        f"a sum, of which --{FRACTION_FIELD}={fraction:g} cannot hold out {of_eval[0]!r}; add "
-        f"--{FRACTION_FIELD}=0, and take slices of the splits that are there"
-    )
     several = 0 < fraction < 1 and len({*of_train}) > 1 and not _is_split(Path(root), holdout)
-    refuse(f"config.data.train_split={data.get('train_split')}", (several, problem))
+    problem = f"cannot be held out of several splits; add --{FRACTION_FIELD}=0, and take slices"
+    refuse(f"config.data.eval_split={of_eval[0]}", (several, problem))
     return ImageFolder(root, split, holdout)

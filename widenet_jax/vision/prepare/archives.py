@@ -11,22 +11,30 @@ where gzip, bzip2 and xz verify their checksums.
 
 import contextlib
 import dataclasses
+import itertools
 import lzma
+import re
+import reprlib
 import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from widenet_jax.config.parser import Options
 from widenet_jax.corpus.files import decoded, opened
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, read_input
-from widenet_jax.errors import BadInputError, refuse
-from widenet_jax.vision.data.folders import kind_left_out
+from widenet_jax.errors import BadInputError, refuse, refusing
+from widenet_jax.files import parse_json
+from widenet_jax.vision.data.folders import IMAGE_SUFFIXES, kind_left_out
+from widenet_jax.vision.prepare.arrays import MAX_CLASSES
 from widenet_jax.vision.prepare.packing import Converted, Images, composed, joined
 
 ARCHIVE = ".tar"  # suffix of an archive in another one
+_NAME = re.compile(r"((?:.*/)?[^/.]*)([^/]*)", re.DOTALL)  # of a file, to its first dot
+LABELS = (".cls", ".json", ".txt")  # of a WebDataset's image, the first that is there
 PICKLES = ("cifar-10-batches-py", "cifar-100-python")  # folders of CIFAR for Python
 
 MAX_INNER_ARCHIVE_BYTES = 4 << 30
@@ -207,8 +215,8 @@ def _read_labels(path: str) -> dict[str, str]:
 def _wanted(found: Iterable[Member], left_out: Counter[str]) -> Iterator[Member]:
     """Yields images and inner archives; counts all others by kind."""
     for member in found:
-        of_python = Path(member.name).parent.name in PICKLES
-        refuse(member.where, (of_python, "CIFAR for Python; the command cifar_python reads it"))
+        other = member.name.endswith(".cls") or Path(member.name).parent.name in PICKLES
+        refuse(member.where, (other, "the commands webdataset, cifar_python read such archives"))
         kind = None if member.is_archive else kind_left_out(Path(member.name).name)
         if kind is None:
             yield member
@@ -236,3 +244,76 @@ def _images_of(member: Member, left_out: Counter[str]) -> Iterator[Member]:
     for image in _wanted(members(member.content, member.where), left_out):
         refuse(image.where, (image.is_archive, "an archive in an inner archive; unpack it"))
         yield image
+
+
+# --- WebDataset -----------------------------------------------------------------------------------
+
+
+def read_webdataset(options: Options) -> Converted:
+    """Reads tar archives of WebDataset.
+
+    Consecutive files of one name, up to its first dot, are a sample: an image, and a label in a
+    `.cls` (an integer), or else a field of a `.json`, or else a `.txt` (an integer or a name).
+    Archives are read twice: for the labels, then for the images.
+
+    Raises:
+      BadInputError: an archive is damaged, or a sample has two images, no image or no label.
+    """
+    left_out: Counter[str] = Counter()
+
+    def read(path: str) -> Images:
+        samples = partial(_samples, path, options.label_column)
+        labels = [label for label, *_ in samples(Counter(), lambda image: b"")]
+        return Images((), {*labels}, len(labels), partial(samples, left_out, Member.read))
+
+    return dataclasses.replace(joined(options.input, read), left_out=left_out)
+
+
+def is_webdataset(path: str) -> bool:
+    """Returns whether the first image of a tar archive has its label beside it, of one name."""
+    kinds = ({*map(_kind, some)} for _, some in itertools.groupby(read_archive(path), _key))
+    first = next((sample for sample in kinds if "image" in sample), set())
+    return not first.isdisjoint(LABELS)
+
+
+def _samples(path: str, field: str, left_out: Counter[str], read: Any) -> Iterator[tuple]:
+    """Yields the label, the image, which `read` reads, and the place of each sample."""
+    readers = {"image": read, **dict.fromkeys(LABELS, Member.read)}
+    for key, sample in itertools.groupby(read_archive(path), _key):
+        found: dict[str, tuple[str, bytes]] = {}
+        for member in sample:
+            kind = _kind(member)
+            refuse(member.where, (kind in found, f"a second {kind} of {key}; remove one"))
+            found[kind] = member.where, readers[kind](member) if kind in readers else b""
+        if "image" in found:
+            where, image = found.pop("image")
+            kind = next((kind for kind in LABELS if kind in found), "")
+            refuse(where, (not kind, f"has no label: no {', '.join(LABELS)} of its name follows"))
+            yield _label_in(kind, *found.pop(kind), field), image, where
+        problem = f"no image of this name ({', '.join(IMAGE_SUFFIXES)})"
+        refuse(f"{path}:{key}.cls", (".cls" in found, problem))
+        left_out.update(kind or "no suffix" for kind in found)
+
+
+def _key(member: Member) -> str:
+    """Returns the path of a file up to the first dot of its name."""
+    return _NAME.fullmatch(member.name)[1]
+
+
+def _kind(member: Member) -> str:
+    """Returns "image", or the end of a file's name from the first dot on."""
+    suffix = _NAME.fullmatch(member.name)[2].lower()
+    return "image" if suffix in IMAGE_SUFFIXES else suffix
+
+
+def _label_in(kind: str, where: str, content: bytes, field: str) -> int | str:
+    """Returns the label in a file of a kind of LABELS; raises BadInputError where it holds none."""
+    text = decoded(content, where).strip()
+    with refusing(f"{where}: no label", KeyError, TypeError, ValueError):
+        label = parse_json(text)[field] if kind == ".json" else text
+        label = int(label) if kind == ".cls" or (kind == ".txt" and text.isdecimal()) else label
+    number = type(label) is int and 0 <= label < MAX_CLASSES
+    fits = number or (isinstance(label, str) and label.strip() and label.isprintable())
+    needed = f"a number from 0 to {MAX_CLASSES - 1:,} or the name of a class"
+    refuse(where, (not fits, f"label {reprlib.repr(label)}; needs {needed}"))
+    return composed(label)

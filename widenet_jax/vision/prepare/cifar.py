@@ -10,22 +10,21 @@ import io
 import os
 import pickle
 import pickletools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from widenet_jax.config.parser import Options
-from widenet_jax.data.input_files import MAX_IMAGE_BYTES, open_input
+from widenet_jax.data.input_files import read_input
 from widenet_jax.errors import refuse, refusing
-from widenet_jax.vision.prepare.archives import Member, read_archive
+from widenet_jax.vision.prepare.archives import read_archive
 from widenet_jax.vision.prepare.arrays import png
 from widenet_jax.vision.prepare.packing import Converted, Images, check_labels, joined
 
 PIXEL_BYTES = 3 * 32 * 32
 RECORD_BYTES = 1 + PIXEL_BYTES
-FILE_BYTES = 10_000 * RECORD_BYTES  # of a binary batch
 TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
 BINARY_TRAIN, BINARY_TEST = tuple(f"{name}.bin" for name in TRAIN), "test_batch.bin"
 BINARY_NAMES, BINARY_CLASSES = "batches.meta.txt", 10
@@ -46,7 +45,7 @@ def read_binary(options: Options) -> Converted:
       BadInputError: the archive is damaged, or is another one.
     """
     place = options.input
-    files = _files_of(place, {*BINARY_TRAIN, BINARY_TEST, BINARY_NAMES}, FILE_BYTES)
+    files = _files_of(place, {*BINARY_TRAIN, BINARY_TEST, BINARY_NAMES})
     with refusing(f"{place}:{BINARY_NAMES}: not UTF-8 text", UnicodeDecodeError):
         names = tuple(files.get(BINARY_NAMES, ("", b""))[1].decode().split())
     names = names or tuple(map(str, range(BINARY_CLASSES)))
@@ -69,7 +68,7 @@ def read_python(options: Options) -> Converted:
     """
     place = options.input
     wanted = {*PYTHON}.union(*((*train, test) for train, test, _ in PYTHON.values()))
-    files = _files_of(place, wanted, MAX_IMAGE_BYTES)
+    files = _files_of(place, wanted)
     found = {name: (where, unpickled(data, where)) for name, (where, data) in files.items()}
     known = [name for name in PYTHON if name in found]
     lacking = "download cifar-10-python.tar.gz or cifar-100-python.tar.gz"
@@ -90,28 +89,19 @@ def read_python(options: Options) -> Converted:
     return _joined(place, found, train, test, read)
 
 
-def _files_of(place: str, wanted: Collection[str], most: int) -> dict[str, tuple[str, bytes]]:
+def _files_of(place: str, wanted: Collection[str]) -> dict[str, tuple[str, bytes]]:
     """Returns place and content of the wanted files of an archive or a folder, by name.
 
     Raises:
-      BadInputError: as `read_archive`; or a file has more than `most` bytes, or is there twice.
+      BadInputError: as `read_archive`; or a file is there twice.
     """
-    found: dict[str, tuple[str, bytes]] = {}
-    for member in _in_folder(place, wanted) if os.path.isdir(place) else read_archive(place):
+    paths = [os.path.join(place, name) for name in sorted(wanted)]
+    found = {os.path.basename(p): (p, read_input(p)) for p in paths if os.path.exists(p)}
+    for member in [] if os.path.isdir(place) else read_archive(place):
         if (name := Path(member.name).name) in wanted:
-            refuse(
-                member.where,
-                (member.size > most, f"{member.size:,} bytes: too big"),
-                (name in found, f"a second {name}; remove one from the archive"),
-            )
+            refuse(member.where, (name in found, f"a second {name}; remove one from the archive"))
             found[name] = member.where, member.read()
     return found
-
-
-def _in_folder(folder: str, wanted: Collection[str]) -> Iterator[Member]:
-    for name in sorted(set(wanted).intersection(os.listdir(folder))):
-        with open_input(path := os.path.join(folder, name)) as content:
-            yield Member(name, os.fstat(content.fileno()).st_size, path, content)
 
 
 def _joined(place: str, files: Any, train: Sequence[str], test: str, read: Any) -> Converted:
@@ -125,12 +115,8 @@ def _joined(place: str, files: Any, train: Sequence[str], test: str, read: Any) 
 def _images(labels: np.ndarray, pixels: np.ndarray, names: tuple[str, ...], where: str) -> Images:
     """Returns the images of integer labels [n] and uint8 [n, 3 * 32 * 32], red first."""
     check_labels(labels, where, len(names))
-    numbers, planes = labels.tolist(), pixels.reshape(-1, 3, 32, 32)
-
-    def rows() -> Iterator[tuple[int, bytes]]:
-        return zip(numbers, map(png, planes.transpose(0, 2, 3, 1)), strict=True)
-
-    return Images(names, {*numbers}, len(numbers), rows)
+    found, images = labels.tolist(), pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return Images(names, {*found}, len(found), lambda: zip(found, map(png, images), strict=True))
 
 
 # --- Pickles --------------------------------------------------------------------------------------
