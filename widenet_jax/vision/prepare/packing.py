@@ -3,7 +3,7 @@ folders and TFDS sets.
 
 A reader turns the options of its subcommand into a `Converted`, whose labels and encoded images
 `records.write_set` packs; a layout of files that each hold many images is one function from a file
-to `Images`, which `joined` puts together. `archives` and `arrays` hold the other readers. A new
+to `Images`, which `joined` puts together. `archives`, `arrays` and `cifar` hold the others. A new
 layout is one new reader, and a subcommand in `command`. JPEG and PNG files are kept byte for byte.
 Only `cifar` unpickles, and runs no code.
 """
