@@ -67,7 +67,8 @@ def test_the_figures_of_a_plan():
     low, high = figures["step_ms_range"]
     assert (low, high) == pytest.approx((100 / 1.14, 100 / 0.81 + figures["collective_ms"]))
     assert figures["collective_mb"] == pytest.approx(2 * 83 * 255 / 256)
-    assert figures["collective_ms"] == pytest.approx(2 * 83 / 332 * 255 / 256)
+    assert figures["collective_hops"] == 256  # both halves of the ring at once, twice; 1 us each
+    assert figures["collective_ms"] == pytest.approx(2 * 83 / 332 * 255 / 256 + 0.256)
     assert figures["examples_per_second_per_core"] == pytest.approx(160.0)
     # 105.4 GFLOP per image, 160 images/s, of 61.5 TFLOP/s.
     assert figures["mfu"] == pytest.approx(105.4e9 * 160 / 61.5e12, rel=1e-3)
