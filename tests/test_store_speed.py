@@ -3,13 +3,20 @@
 import hashlib
 import json
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gcs
+import numpy as np
 import pytest
 
 from widenet_jax.cli import benchmark
-from widenet_jax.files import absolute
+from widenet_jax.data import ranges
+from widenet_jax.data.pipeline import train_batches
+from widenet_jax.data.records import write_set
+from widenet_jax.data.sources import build_source
+from widenet_jax.errors import BadExampleError, BadInputError, NoAccessError
+from widenet_jax.files import absolute, write_bytes
 from widenet_jax.run.metrics import JsonLines
 
 
@@ -72,3 +79,103 @@ def test_the_benchmark_of_a_directory(tmp_path: Path, capsys):
     rows = json.loads(capsys.readouterr().out)
     assert {row["requests"] for row in rows} == {0}
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards of 60 records each, some of which lie in several blocks of 64 KiB."""
+    rng, out = np.random.default_rng(0), tmp_path_factory.mktemp("packed") / "set"
+    images = [(i % 2, rng.bytes(1 + 137 * (i % 60) ** 2 % 25_000)) for i in range(180)]
+    size = sum(len(image) for _, image in images[:60])
+    write_set(out, {"train": images}, class_names=["a", "b"], provenance={}, shard_bytes=size)
+    return out
+
+
+def copied(packed: Path, bucket: str) -> dict[str, str]:
+    """Copies a set to a bucket; returns the fields of `config.data` that read it."""
+    for file in packed.iterdir():
+        write_bytes(f"{bucket}/{file.name}", file.read_bytes())
+    return {"source": "array_record", "path": bucket}
+
+
+class Image:
+    """A picklable transform: a record's length and first bytes."""
+
+    def __call__(self, example: Mapping, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        start = np.frombuffer(example["image"][:1], np.uint8)
+        return {"length": np.int64(len(example["image"])), "start": start}
+
+
+@pytest.mark.parametrize("tail", [ranges.TAIL, ranges.BLOCK])
+def test_batches_from_gs_are_those_of_the_disk(
+    packed: Path, bucket: str, gcs_server: str, tail: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Of two epochs, one request a record, and few for each shard; also where a footer is long."""
+    monkeypatch.setattr(ranges, "TAIL", tail)
+    there, here = copied(packed, bucket), {"source": "array_record", "path": str(packed)}
+    how = {"batch_size": 90, "start_step": 0, "num_steps": 4, "positions": np.arange(90)}
+    how |= {"transform": Image(), "num_workers": 0, "prefetch": 2, "seed": 3}
+    asked: list[str] = []
+    with gcs.way(gcs_server, asked.append) as way, gcs.reached(way.url):
+        ours, theirs = (build_source(data, "train[:]") for data in (there, here))
+        begun = len(asked)
+        with train_batches(ours, **how) as some, train_batches(theirs, **how) as others:
+            for batch, other in zip(some, others, strict=True):
+                assert batch.keys() == other.keys()
+                assert all((batch[name] == other[name]).all() for name in batch)
+        read = asked[begun:]
+        assert 363 <= len(read) < 420  # blocks of both epochs may ask for the same record
+        for index in (0, 59, 60, 179):
+            assert ours[index]["image"] == theirs[index]["image"]
+
+
+SHARD = "train-00001-of-00003.array_record"
+
+
+def flipped(content: bytes) -> bytes:
+    """Changes a byte of a record."""
+    return content[:100_000] + bytes([content[100_000] ^ 0xFF]) + content[100_001:]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "told"),
+    [
+        (flipped, BadExampleError, "): unreadable (Corrupted Riegeli/records file: "),
+        (
+            lambda content: content[:50],
+            BadInputError,
+            f"{SHARD}: shard is unreadable (ArrayRecord file should be at ",
+        ),
+        (lambda content: b"", BadInputError, f"{SHARD}: shard is empty (0 bytes)"),
+        (None, BadInputError, f"{SHARD}: shard is missing; copy the shard again"),
+        (403, NoAccessError, "gs://bucket: "),
+    ],
+)
+@pytest.mark.parametrize("opened", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_a_shard_on_gs_that_cannot_be_read_is_named(
+    packed: Path,
+    bucket: str,
+    gcs_server: str,
+    opened: bool,
+    change: Callable[[bytes], bytes] | int | None,
+    kind: type[Exception],
+    told: str,
+):
+    """Also where it was read before it was damaged; the others can be read."""
+    data, shard = copied(packed, bucket), absolute(f"{bucket}/{SHARD}")
+    with gcs.way(gcs_server) as way, gcs.reached(way.url):
+        source = build_source(data, "train")
+        assert not opened or source[61]
+        if change is None:
+            shard.unlink()
+        elif callable(change):
+            write_bytes(shard, change(shard.read_bytes()))
+        else:
+            way.fault = lambda request: change
+        with pytest.raises(kind) as error:
+            source.ahead(np.arange(60, 120))
+            for record in range(60, 120):
+                source[record]
+        way.fault = lambda request: None
+        assert source[1]["label"] == 1
+    assert told in str(error.value) and type(error.value) is kind

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.blocks import in_threads, read_example, read_row
+from widenet_jax.data.blocks import begin, in_threads, read_example, read_row
 from widenet_jax.data.contract import Example, Source
 from widenet_jax.data.splits import parse_slice, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, refuse
@@ -156,6 +156,9 @@ class Subset(LabelledImages):
 
     def describe(self, index: int) -> str:
         return self.source.describe(int(self.records[index]))
+
+    def ahead(self, indices: np.ndarray) -> None:
+        begin(self.source, self.records[indices])
 
 
 def relabelled(source: LabelledImages, names: Sequence[str], labels: Sequence[int]) -> Subset:

@@ -1,0 +1,157 @@
+"""Records of ArrayRecord shards on an object store: one request each, for many at the same time.
+
+ArrayRecord's own reader opens a connection for each record, asks for all bytes up to the shard's
+end, and waits. Here TensorStore reads the bytes of each record. ArrayRecord's reader then checks
+and decodes them, in a file in memory that holds these bytes at their place in the shard.
+
+A shard is a sequence of chunks, with a block header of 24 bytes at every 64 KiB. The chunk in the
+last 64 KiB names the place of the footer, a chunk that lists where the chunk of each record begins.
+"""
+
+import os
+import struct
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from array_record.python import array_record_module
+
+from widenet_jax.data.blocks import in_threads
+from widenet_jax.errors import NO_ANSWER, NoAnswerError, first_line
+
+BLOCK, BLOCK_HEADER, CHUNK_HEADER = 1 << 16, 24, 40
+TAIL = 4 * BLOCK  # bytes of a shard that are read first: the footer of 20,000 records, or more
+REQUESTS = 512  # at a time, of a process
+
+
+class Ranges(Sequence[bytes]):
+    """The records of a split whose shards are on gs://.
+
+    Pickled copies, as in worker processes, read what they need again.
+
+    Args:
+      shards: of the split, `data.shards.Shards`, whole ones.
+      sizes: bytes of each.
+    """
+
+    def __init__(self, shards: Any, sizes: Sequence[int]):
+        self.shards, self.sizes = shards, sizes
+        self._opened: dict[int, tuple[Any, np.ndarray, Any]] = {}  # by shard
+        self._coming: dict[int, Any] = {}  # by record: its request
+        self._opening = defaultdict(threading.Lock)  # by shard
+        self._lock = threading.Lock()  # of the file in memory
+        self._file = os.memfd_create("records")
+        weakref.finalize(self, os.close, self._file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ranges, (self.shards, self.sizes)
+
+    def __len__(self) -> int:
+        return sum(self.shards.takes)
+
+    def ahead(self, records: np.ndarray) -> None:
+        """Asks for records, which are then taken one by one."""
+        indices = records.tolist()
+        new = {shard for shard, _ in map(self.shards.locate, indices)} - self._opened.keys()
+        with suppress(Exception):  # raised again as a record is taken
+            list(in_threads(self._open, new))
+            self._coming.update((index, self._ask(index)) for index in indices)
+
+    def __getitem__(self, index: int) -> bytes:
+        shard, record = self.shards.locate(index)
+        try:
+            _, ends, reader = self._open(shard)
+            content = (self._coming.pop(index, None) or self._ask(index)).result().value
+        except ValueError as error:  # TensorStore's
+            self.shards.check(shard)  # asks in another way, and tells of a refusal
+            raise NoAnswerError(f"{NO_ANSWER} ({first_line(error)}); run it again") from error
+        with self._lock:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, content, ends[record])
+            return reader.read([record])[0]
+
+    def _ask(self, index: int) -> Any:
+        shard, record = self.shards.locate(index)
+        store, ends, _ = self._open(shard)
+        return store.read("", byte_range=slice(int(ends[record]), int(ends[record + 1])))
+
+    def _open(self, shard: int) -> tuple[Any, np.ndarray, Any]:
+        """Returns a shard's store, the places of its chunks with the footer's, and its reader."""
+        with self._opening[shard]:
+            if shard not in self._opened:
+                self._opened[shard] = self._newly_opened(shard)
+            return self._opened[shard]
+
+    def _newly_opened(self, shard: int) -> tuple[Any, np.ndarray, Any]:
+        import tensorstore as ts
+
+        bucket, _, key = self.shards.paths[shard].removeprefix("gs://").partition("/")
+        place = {"driver": "gcs", "bucket": bucket, "path": key}
+        store, size = ts.KvStore.open(place, context=self._context).result(), self.sizes[shard]
+        tail = lambda count: store.read("", byte_range=slice(-count, None)).result().value  # noqa: E731
+        content = tail(min(TAIL, size))
+        footer = numbers(chunk_at(content, size - BLOCK, size)[0])[1]
+        if size - footer > len(content):
+            content = tail(size - int(footer))
+        chunk, first = chunk_at(content, footer, size)
+        starts = numbers(chunk[first:]).reshape(-1, 6)[:, 1]
+        with self._lock:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, content, size - len(content))
+            options = {"options": "readahead_buffer_size:0", "file_reader_buffer_size": 32768}
+            reader = array_record_module.ArrayRecordReader(f"/proc/self/fd/{self._file}", **options)
+            if not reader.num_records() == len(starts) == self.shards.sizes[shard]:
+                raise RuntimeError(f"{len(starts)} records found")
+        return store, np.append(starts, footer), reader
+
+    @cached_property
+    def _context(self) -> Any:
+        import tensorstore as ts
+
+        return ts.Context({"gcs_request_concurrency": {"limit": REQUESTS}})
+
+
+def chunk_at(content: bytes, place: int, size: int) -> tuple[bytes, int]:
+    """Decodes the chunk at a place of a shard of `size` bytes, of which `content` is the end.
+
+    Returns:
+      The bytes of its records, and how many the first record has.
+    """
+    content, first = content[place - size :], -place % BLOCK
+    after = (content[k + BLOCK_HEADER : k + BLOCK] for k in range(first, len(content), BLOCK))
+    chunk = b"".join([content[:first], *after])
+    (length,) = struct.unpack_from("<8xQ", chunk)
+    data = chunk[CHUNK_HEADER : CHUNK_HEADER + length]
+    # How it is compressed, the length of the records' lengths, these, and the records.
+    count, start = number_at(data, 1)
+    lengths = numbers(inflated(data[0], data[start : start + count]))
+    return inflated(data[0], data[start + count :]), int(lengths[0])
+
+
+def inflated(kind: int, data: bytes) -> bytes:
+    """Decompresses bytes that are plain, or in Zstandard's format after their full length."""
+    if kind == 0:
+        return data
+    import pyarrow
+
+    length, start = number_at(data, 0)
+    return pyarrow.Codec("zstd").decompress(data[start:], length).to_pybytes()
+
+
+def number_at(data: bytes, place: int) -> tuple[int, int]:
+    """Returns the number that begins at a place, and where it ends; see `numbers`."""
+    end = next(k for k in range(place, len(data)) if data[k] < 128) + 1
+    return int(numbers(data[place:end])[0]), end
+
+
+def numbers(data: bytes) -> np.ndarray:
+    """Decodes numbers of seven bits a byte, the lowest first; all bytes but the last have bit 7."""
+    values = np.frombuffer(data, np.uint8).astype(np.int64)
+    starts = np.flatnonzero(np.append(True, values[:-1] < 128))
+    places = np.arange(len(values)) - np.repeat(starts, np.diff(np.append(starts, len(values))))
+    return np.add.reduceat((values & 127) << 7 * places, starts)
