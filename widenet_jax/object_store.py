@@ -62,6 +62,13 @@ class Patience:
     told = -TOLD_SECONDS
 
 
+class Traffic:
+    """What this process has asked by `Store`, each try counted, in requests and bytes."""
+
+    requests = 0
+    bytes = 0
+
+
 class Store(GCSFileSystem):
     """gcsfs with this project's patience, and without its cache.
 
@@ -80,7 +87,9 @@ class Store(GCSFileSystem):
         self.requests_timeout = ClientTimeout(total=REQUEST_SECONDS, **limits)
         while True:
             try:
+                Traffic.requests += 1
                 answer = await request_once(self, method, path, *args, **options)
+                Traffic.bytes += len(options.get("data") or b"") + len(answer[-1])
                 Patience.failing = None
                 return answer
             except FileNotFoundError:

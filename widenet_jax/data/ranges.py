@@ -15,10 +15,11 @@ import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow
+import tensorstore as ts
 from array_record.python import array_record_module
 
 from widenet_jax.data.blocks import in_threads
@@ -47,6 +48,7 @@ class Ranges(Sequence[bytes]):
         self._lock = threading.Lock()  # of the file in memory
         self._file = os.memfd_create("records")
         weakref.finalize(self, os.close, self._file)
+        self._context = ts.Context({"gcs_request_concurrency": {"limit": REQUESTS}})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Ranges, (self.shards, self.sizes)
@@ -57,10 +59,8 @@ class Ranges(Sequence[bytes]):
     def ahead(self, records: np.ndarray) -> None:
         """Asks for records, which are then taken one by one."""
         indices = records.tolist()
-        new = {shard for shard, _ in map(self.shards.locate, indices)} - self._opened.keys()
         with suppress(Exception):  # raised again as a record is taken
-            list(in_threads(self._open, new))
-            self._coming.update((index, self._ask(index)) for index in indices)
+            self._coming.update(zip(indices, in_threads(self._ask, indices), strict=True))
 
     def __getitem__(self, index: int) -> bytes:
         shard, record = self.shards.locate(index)
@@ -78,7 +78,7 @@ class Ranges(Sequence[bytes]):
     def _ask(self, index: int) -> Any:
         shard, record = self.shards.locate(index)
         store, ends, _ = self._open(shard)
-        return store.read("", byte_range=slice(int(ends[record]), int(ends[record + 1])))
+        return store.read("", byte_range=slice(*ends[record : record + 2].tolist()))
 
     def _open(self, shard: int) -> tuple[Any, np.ndarray, Any]:
         """Returns a shard's store, the places of its chunks with the footer's, and its reader."""
@@ -88,59 +88,50 @@ class Ranges(Sequence[bytes]):
             return self._opened[shard]
 
     def _newly_opened(self, shard: int) -> tuple[Any, np.ndarray, Any]:
-        import tensorstore as ts
-
         bucket, _, key = self.shards.paths[shard].removeprefix("gs://").partition("/")
         place = {"driver": "gcs", "bucket": bucket, "path": key}
         store, size = ts.KvStore.open(place, context=self._context).result(), self.sizes[shard]
-        tail = lambda count: store.read("", byte_range=slice(-count, None)).result().value  # noqa: E731
-        content = tail(min(TAIL, size))
-        footer = numbers(chunk_at(content, size - BLOCK, size)[0])[1]
-        if size - footer > len(content):
-            content = tail(size - int(footer))
-        chunk, first = chunk_at(content, footer, size)
-        starts = numbers(chunk[first:]).reshape(-1, 6)[:, 1]
+        start = size - min(TAIL, size)
+        content = bytes_of(store, start)
+        footer = int(numbers(chunk_at(content, size - BLOCK, size))[1])
+        if footer < start:
+            start, content = footer, bytes_of(store, footer)
+        chunk = chunk_at(content, footer, size)
+        length, first = number_at(chunk, 1)  # of what the footer tells of the shard
+        starts = numbers(chunk[first + length :]).reshape(-1, 6)[:, 1]
         with self._lock:
             os.ftruncate(self._file, 0)
-            os.pwrite(self._file, content, size - len(content))
-            options = {"options": "readahead_buffer_size:0", "file_reader_buffer_size": 32768}
-            reader = array_record_module.ArrayRecordReader(f"/proc/self/fd/{self._file}", **options)
+            os.pwrite(self._file, content, start)
+            place = f"/proc/self/fd/{self._file}"
+            reader = array_record_module.ArrayRecordReader(place, "readahead_buffer_size:0")
             if not reader.num_records() == len(starts) == self.shards.sizes[shard]:
                 raise RuntimeError(f"{len(starts)} records found")
         return store, np.append(starts, footer), reader
 
-    @cached_property
-    def _context(self) -> Any:
-        import tensorstore as ts
 
-        return ts.Context({"gcs_request_concurrency": {"limit": REQUESTS}})
+def bytes_of(store: ts.KvStore, start: int) -> bytes:
+    """Returns the bytes of an object from a place on."""
+    return store.read("", byte_range=slice(start, None)).result().value
 
 
-def chunk_at(content: bytes, place: int, size: int) -> tuple[bytes, int]:
-    """Decodes the chunk at a place of a shard of `size` bytes, of which `content` is the end.
+def chunk_at(content: bytes, place: int, size: int) -> bytes:
+    """Returns the records of the chunk at a place of a shard of `size` bytes, joined.
 
-    Returns:
-      The bytes of its records, and how many the first record has.
+    `content` is the end of the shard.
     """
     content, first = content[place - size :], -place % BLOCK
     after = (content[k + BLOCK_HEADER : k + BLOCK] for k in range(first, len(content), BLOCK))
     chunk = b"".join([content[:first], *after])
     (length,) = struct.unpack_from("<8xQ", chunk)
     data = chunk[CHUNK_HEADER : CHUNK_HEADER + length]
-    # How it is compressed, the length of the records' lengths, these, and the records.
+    # The kind of compression, the size of the records' lengths, these, and the records: plain (0),
+    # or in Zstandard's format after their size.
     count, start = number_at(data, 1)
-    lengths = numbers(inflated(data[0], data[start : start + count]))
-    return inflated(data[0], data[start + count :]), int(lengths[0])
-
-
-def inflated(kind: int, data: bytes) -> bytes:
-    """Decompresses bytes that are plain, or in Zstandard's format after their full length."""
-    if kind == 0:
-        return data
-    import pyarrow
-
-    length, start = number_at(data, 0)
-    return pyarrow.Codec("zstd").decompress(data[start:], length).to_pybytes()
+    records = data[start + count :]
+    if data[0] == 0:
+        return records
+    length, start = number_at(records, 0)
+    return pyarrow.Codec("zstd").decompress(records[start:], length).to_pybytes()
 
 
 def number_at(data: bytes, place: int) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from google.protobuf.message import DecodeError
 from widenet_jax.data import records
 from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.input_files import bytes_in
-from widenet_jax.data.ranges import Ranges
 from widenet_jax.data.splits import check_split
 from widenet_jax.errors import (
     BadExampleError,
@@ -161,6 +160,8 @@ class PackedSet(Packed):
         sizes, remedy = [*held.values()], "copy the shard again or prepare the set again"
         self._shards = Shards([*held], sizes, [0] * len(sizes), sizes, remedy, unit)
         if is_remote(directory):
+            from widenet_jax.data.ranges import Ranges
+
             self._records = Ranges(self._shards, [s["bytes"] for s in shards if s["records"]])
             self.ahead = self._records.ahead
             return
