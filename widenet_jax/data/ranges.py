@@ -66,10 +66,10 @@ class Ranges(Sequence[bytes]):
         shard, record = self.shards.locate(index)
         try:
             _, ends, reader = self._open(shard)
-            content = (self._coming.pop(index, None) or self._ask(index)).result().value
-        except ValueError as error:  # TensorStore's
+            content = answer_of(self._coming.pop(index, None) or self._ask(index))
+        except ConnectionError as error:
             self.shards.check(shard)  # asks in another way, and tells of a refusal
-            raise NoAnswerError(f"{NO_ANSWER} ({first_line(error)}); run it again") from error
+            raise NoAnswerError(f"{NO_ANSWER} ({error}); run the same command again") from error
         with self._lock:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, content, ends[record])
@@ -92,10 +92,10 @@ class Ranges(Sequence[bytes]):
         place = {"driver": "gcs", "bucket": bucket, "path": key}
         store, size = ts.KvStore.open(place, context=self._context).result(), self.sizes[shard]
         start = size - min(TAIL, size)
-        content = bytes_of(store, start)
+        content = answer_of(store.read("", byte_range=slice(start, None)))
         footer = int(numbers(chunk_at(content, size - BLOCK, size))[1])
         if footer < start:
-            start, content = footer, bytes_of(store, footer)
+            start, content = footer, answer_of(store.read("", byte_range=slice(footer, None)))
         chunk = chunk_at(content, footer, size)
         length, first = number_at(chunk, 1)  # of what the footer tells of the shard
         starts = numbers(chunk[first + length :]).reshape(-1, 6)[:, 1]
@@ -109,9 +109,16 @@ class Ranges(Sequence[bytes]):
         return store, np.append(starts, footer), reader
 
 
-def bytes_of(store: ts.KvStore, start: int) -> bytes:
-    """Returns the bytes of an object from a place on."""
-    return store.read("", byte_range=slice(start, None)).result().value
+def answer_of(request: ts.Future) -> bytes:
+    """Returns the bytes that TensorStore has asked for; it tries for 15 minutes.
+
+    Raises:
+      ConnectionError: a store does not answer, or refuses.
+    """
+    try:
+        return request.result().value
+    except ValueError as error:
+        raise ConnectionError(first_line(error)) from error
 
 
 def chunk_at(content: bytes, place: int, size: int) -> bytes:
