@@ -18,8 +18,9 @@ import tensorstore as ts
 from etils import epath
 
 from widenet_jax.config.files import load_config
+from widenet_jax.data.contract import Data
 from widenet_jax.data.sources import open_data
-from widenet_jax.experiment import build_experiment
+from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import is_remote, require_store
 from widenet_jax.ops.benchmark.checkpoint import with_moments
 from widenet_jax.run import workdir as workdirs
@@ -38,24 +39,23 @@ def storage_rows(place: epath.Path, rounds: int) -> list[dict[str, Any]]:
       [{phase, requests, kb, blocking_ms, whole_ms}], medians over the rounds; kb: sent and
       received; blocking_ms: what training waits; whole_ms: with what follows in the background.
     """
-    found = []
+    config, found = load_config("configs/digits.py:widenet_tiny"), []
+    data = open_data(config)
+    experiment = build_experiment(config, data.data_info, jax.devices()[:1])
     for _ in range(rounds):
         workdir = place / f"benchmark-{uuid4().hex[:8]}"
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                found.append(one_round(workdir))
+                found.append(one_round(workdir, experiment, data))
         finally:
             workdir.rmtree(missing_ok=True)
     medians = {phase: np.median([of[phase] for of in found], axis=0) for phase in found[0]}
     return [{"phase": k, **dict(zip(COLUMNS, v.tolist(), strict=True))} for k, v in medians.items()]
 
 
-def one_round(workdir: epath.Path) -> dict[str, list[float]]:
+def one_round(workdir: epath.Path, experiment: Experiment, data: Data) -> dict[str, list[float]]:
     """Measures each phase once, in a new workdir; returns COLUMNS of each."""
-    config, found = load_config("configs/digits.py:widenet_tiny"), {}
-    data = open_data(config)
-    experiment = build_experiment(config, data.data_info, jax.devices()[:1])
-    metric = experiment.task.primary_metric.name
+    metric, found = experiment.task.primary_metric.name, {}
 
     def measured(phase: str, work: Callable[[], Any], rest: Callable[[], Any] = int) -> None:
         before, times = traffic(workdir), [time.perf_counter()]
@@ -67,7 +67,7 @@ def one_round(workdir: epath.Path) -> dict[str, list[float]]:
     def start(run: Runtime) -> None:
         if is_remote(workdir):
             require_store(workdir).probe(workdir)
-        workdirs.check_workdir(workdir, config, mode="train")
+        workdirs.check_workdir(workdir, experiment.config, mode="train")
         workdirs.check_length(workdir, experiment, extend=False)
         run.restore(lambda: state, [], extend=False)
 
