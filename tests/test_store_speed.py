@@ -1,6 +1,7 @@
 """What gs:// costs: requests of a resumed run and of the benchmark, data read ahead."""
 
 import hashlib
+import itertools
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import pytest
 
 from widenet_jax.cli import benchmark
 from widenet_jax.data import ranges
-from widenet_jax.data.pipeline import train_batches
+from widenet_jax.data.pipeline import eval_batches, train_batches
 from widenet_jax.data.records import write_set
 from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadExampleError, BadInputError, NoAccessError
@@ -127,6 +128,11 @@ def test_batches_from_gs_are_those_of_the_disk(
         assert 363 <= len(read) < 420  # blocks of both epochs may ask for the same record
         for index in (0, 59, 60, 179):
             assert ours[index]["image"] == theirs[index]["image"]
+        for name in ("start_step", "num_steps", "seed"):
+            del how[name]
+        with eval_batches(ours, **how) as some:
+            lengths = np.concatenate([batch["length"] for batch in some])
+        assert lengths.tolist() == [len(theirs[index]["image"]) for index in range(180)]
 
 
 SHARD = "train-00001-of-00003.array_record"
@@ -179,3 +185,17 @@ def test_a_shard_on_gs_that_cannot_be_read_is_named(
         way.fault = lambda request: None
         assert source[1]["label"] == 1
     assert told in str(error.value) and type(error.value) is kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [408, 429, 503, "reset", "cut", "lost"])
+def test_a_record_is_asked_for_again(packed: Path, bucket: str, gcs_server: str, fault: int | str):
+    """Where one of ten answers fails, in whichever way."""
+    data, seen = copied(packed, bucket), itertools.count(1)
+    local = build_source(data | {"path": str(packed)}, "train")
+    with gcs.way(gcs_server) as way, gcs.reached(way.url):
+        source = build_source(data, "train")
+        way.fault = lambda request: fault if next(seen) % 10 == 0 else None
+        source.ahead(np.arange(60))
+        for record in range(60):
+            assert source[record]["image"] == local[record]["image"]

@@ -3,8 +3,8 @@
 A request that a store refuses ends in `NoAccessError` at once. A request that it does not answer
 (silence, a lost connection, 408, 429, 5xx) is sent again for 15 s at a start, and for
 `config.checkpoint.retry_minutes` once a run trains; then `NoAnswerError` ends it. TensorStore,
-which reads and writes the arrays of checkpoints, tries as long (`checkpoint.failed_save`);
-ArrayRecord has its own limits.
+which reads and writes the arrays of checkpoints, tries as long (`checkpoint.failed_save`); where it
+reads packed sets (`data.ranges`), it tries for 15 minutes.
 """
 
 import asyncio
