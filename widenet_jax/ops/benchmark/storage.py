@@ -71,21 +71,22 @@ def one_round(workdir: epath.Path, experiment: Experiment, data: Data) -> dict[s
         workdirs.check_length(workdir, experiment, extend=False)
         run.restore(lambda: state, [], extend=False)
 
-    def log(run: Runtime, step: int) -> None:
+    def log(step: int) -> None:
+        run.step = step
         run.writer.write(step, "train", {"loss": 1.0})
         run.writer.write_timing(step, {"seconds_per_step": 1.0})
 
     with Runtime(experiment, data, workdir, Stop()) as run:
         state = jax.block_until_ready(jax.jit(with_moments)(experiment.init()))
         measured("start", partial(start, run))
-        log(run, 1)
+        for step in range(1, PARTS):
+            log(step)
+            run.writer.flush()
+        log(PARTS)
         measured("log", run.writer.flush)
         run.record_evaluation(state, {metric: 0.5})  # the best so far, which is saved
         run.checkpoints.wait()
         measured("evaluation", partial(run.record_evaluation, state, {metric: 0.5}))
-        for step in range(2, PARTS):
-            log(run, step)
-            run.writer.flush()
         measured("save", partial(run.save, state), run.checkpoints.wait)
         restore = partial(run.checkpoints.restore, experiment.state)
         measured("restore", lambda: jax.block_until_ready(restore()))
