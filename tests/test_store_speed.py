@@ -5,6 +5,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import gcs
@@ -107,9 +108,16 @@ class Image:
         return {"length": np.int64(len(example["image"])), "start": start}
 
 
-@pytest.mark.parametrize("tail", [ranges.TAIL, ranges.BLOCK])
+@pytest.mark.parametrize(
+    ("tail", "split"), [(ranges.TAIL, "train[:]"), (ranges.BLOCK, "train[:7]+train[7:]")]
+)
 def test_batches_from_gs_are_those_of_the_disk(
-    packed: Path, bucket: str, gcs_server: str, tail: int, monkeypatch: pytest.MonkeyPatch
+    packed: Path,
+    bucket: str,
+    gcs_server: str,
+    tail: int,
+    split: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Of two epochs, one request a record, and few for each shard; also where a footer is long."""
     monkeypatch.setattr(ranges, "TAIL", tail)
@@ -118,7 +126,7 @@ def test_batches_from_gs_are_those_of_the_disk(
     how |= {"transform": Image(), "num_workers": 0, "prefetch": 2, "seed": 3}
     asked: list[str] = []
     with gcs.way(gcs_server, asked.append) as way, gcs.reached(way.url):
-        ours, theirs = (build_source(data, "train[:]") for data in (there, here))
+        ours, theirs = (build_source(data, split) for data in (there, here))
         begun = len(asked)
         with train_batches(ours, **how) as some, train_batches(theirs, **how) as others:
             for batch, other in zip(some, others, strict=True):
@@ -126,8 +134,17 @@ def test_batches_from_gs_are_those_of_the_disk(
                 assert all((batch[name] == other[name]).all() for name in batch)
         read = asked[begun:]
         assert 363 <= len(read) < 420  # blocks of both epochs may ask for the same record
-        for index in (0, 59, 60, 179):
-            assert ours[index]["image"] == theirs[index]["image"]
+        eight = threading.Barrier(8, timeout=30)  # requests that are under way together
+
+        def meet(request: str) -> None:
+            with suppress(threading.BrokenBarrierError):
+                eight.wait()
+
+        way.fault = meet
+        ours.ahead(np.arange(100, 156))
+        assert all(ours[k]["image"] == theirs[k]["image"] for k in range(100, 156))
+        assert not eight.broken
+        way.fault = asked.append
         for name in ("start_step", "num_steps", "seed"):
             del how[name]
         with eval_batches(ours, **how) as some:

@@ -213,6 +213,11 @@ class Joined(LabelledImages):
         part, record = self._locate(index)
         return part.describe(record)
 
+    def ahead(self, indices: np.ndarray) -> None:
+        whose = np.searchsorted(self._ends, indices, side="right")
+        for place, part in enumerate(self.parts):
+            begin(part, indices[whose == place] - self._ends[place] + len(part))
+
     def files(self) -> list[str]:
         """Returns the lines of all sources; see `contract.Source`."""
         return [line for source in self._whole for line in getattr(source, "files", list)()]
