@@ -27,13 +27,12 @@ from widenet_jax.ops.plan.compile import (
     peak_bytes,
     timed_compile,
 )
-from widenet_jax.ops.plan.hlo import Instruction, Module
+from widenet_jax.ops.plan.hlo import Instruction, Module, array_bytes, bits
 from widenet_jax.ops.plan.pricing import (
     FREE,
     SENT,
     Executed,
     Price,
-    all_bytes,
     bytes_moved,
     bytes_sent,
     collective_of,
@@ -114,19 +113,31 @@ def price_kernel(run: Executed, module: Module, topology: GpuHost) -> Price | No
     operands = [home[name] for name in instruction.operands]
     share = SHARES_OF_PEAK.get(kind_of(instruction, module), 1.0)
     compute = 1e3 * trips * product_flops(instruction, operands) / (share * gpu.peak_flops)
-    memory = bytes_moved(instruction, operands, module, all_bytes)
+    memory = bytes_moved(instruction, operands, module, data_bytes)
     memory *= 1e3 * trips / (SHARE_OF_BANDWIDTH * gpu.hbm_bandwidth)
     return Price(instruction, trips, launch + compute, launch + memory)
 
 
+def data_bytes(instruction: Instruction) -> int:
+    """Returns the bytes of a result, without the space that a library works in."""
+    if instruction.opcode != "custom-call":
+        return instruction.num_bytes
+    return array_bytes(array for array in instruction.arrays if array[0] not in ("s8", "u8"))
+
+
 def product_flops(kernel: Instruction, operands: Sequence[Instruction]) -> float:
-    """Returns the FLOPs of a product or of an attention; 0 of other kernels."""
+    """Returns the FLOPs of a product or of an attention; 0 of other kernels.
+
+    Those of float32 count twice: XLA rounds operands to TF32, whose peak is half of bfloat16's.
+    """
     if products := FMHA_PRODUCTS.get(kernel.target):
         scores = map(int, re.findall(r"\d+", _SCORES.search(kernel.text)[1]))
         return 2 * products * math.prod(scores) * operands[0].arrays[0][1][-1]
-    if contracted := _CONTRACTED.search(kernel.text):
-        return 2 * math.prod(kernel.arrays[0][1]) * operands[0].arrays[0][1][int(contracted[1])]
-    return 0
+    if not (contracted := _CONTRACTED.search(kernel.text)):
+        return 0
+    dtype, sizes = operands[0].arrays[0]
+    flops = 2 * math.prod(kernel.arrays[0][1]) * sizes[int(contracted[1])]
+    return flops * bits(dtype) / 16
 
 
 def kind_of(instruction: Instruction, module: Module) -> str:
