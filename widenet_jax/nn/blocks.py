@@ -17,6 +17,7 @@ from widenet_jax.nn.module import Module
 from widenet_jax.nn.parts import NORM_PLACES, Inputs, Outputs, Parts, begin_core, over_operations
 from widenet_jax.nn.stack_settings import StackSettings
 from widenet_jax.param_names import NORM_OUT
+from widenet_jax.sharding import BATCH, constrain, platform
 from widenet_jax.typing import Array
 
 
@@ -106,7 +107,7 @@ class Blocks(Module):
                 if parts.due(attention):
                     values = {"values": x} if peri else {}
                     output, aux = attention(y, **seen, **values, train=train)
-                    x = x + scaled(output, step.scale)  # eq. 6
+                    x = by_examples(x + scaled(output, step.scale))  # eq. 6
                     auxes.append(aux)
                 x = after("attention", x)
                 y = before("ffn", x)
@@ -115,13 +116,22 @@ class Blocks(Module):
                     how |= {"router": router} if router else {}
                     y, selection = (x, {"selection": y}) if peri else (y, {})
                     output = ffn(y, mask=mask, train=train, **how, **selection)
-                    x = x + scaled(output.y, step.scale)  # eq. 6
+                    x = by_examples(x + scaled(output.y, step.scale))  # eq. 6
                     auxes.append(output.aux)
                     routings[step.index] = output.routing
                 x = parts.end(step, after("ffn", x))
                 self.sow("intermediates", "state", x)  # nothing, unless an analysis asks
         aux = over_operations(jnp.stack, auxes)
         return x, aux, jnp.stack(memories, axis=1) if memories else None
+
+
+def by_examples(x: Array) -> Array:
+    """Shards x, and its gradient, over examples on GPUs; other compilers do so by themselves.
+
+    A GPU's compiler would shard the gradient as the parameters, over `fsdp`, and exchange it
+    several times a block (docs/log/plans_gpu.md).
+    """
+    return constrain(x, BATCH) if platform() == "gpu" else x
 
 
 def scaled(branch: Array, scale: float) -> Array:

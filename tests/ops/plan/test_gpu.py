@@ -1,19 +1,26 @@
 """Plans for GPUs: prices by hand, and what JAX compiles for GPUs that are not there."""
 
 import importlib.util
+import math
 import re
 from pathlib import Path
 
+import jax
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from refusals import refused
 
 from widenet_jax.config.files import import_file, load_config
 from widenet_jax.errors import BadInputError
+from widenet_jax.nn.dense import linear
+from widenet_jax.nn.mlp import gelu_tanh
 from widenet_jax.ops.plan import gpu
 from widenet_jax.ops.plan.gpu import GpuCompiler, kernels_by_kind, price_kernels
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.planner import GIB, data_info, plan_run, size_figures
 from widenet_jax.ops.plan.topology import GPU_CHIPS, parse_planned
+from widenet_jax.sharding import build_mesh
 
 ROOT = Path(__file__).parents[3]
 needs_plugin = pytest.mark.skipif(
@@ -164,5 +171,36 @@ def test_every_family_compiles_for_an_h100(
         calls = [one for one in inside if one.opcode == "custom-call"]
         return {gpu.kind_of(one, parse(HLO)) for one in calls}
 
+    # Gradients of the residual stream stay with the examples: nothing moves them between GPUs.
+    in_blocks = (one.instruction for one in plan.prices if "/block_" in one.instruction.op_name)
+    assert not any(one.opcode.startswith("all-to-all") for one in in_blocks)
     assert libraries("attention") >= {attention}
     assert bool(libraries("experts") & {"cuBLASLt"}) == experts
+
+
+@needs_plugin
+@pytest.mark.slow
+def test_the_gradient_of_gelu_stores_nothing_in_float32(tmp_path: Path):
+    """Between products lie bfloat16 arrays alone, of a feed-forward layer with biases."""
+    compiler = GpuCompiler(parse_planned("h100-1"), cache=tmp_path, note=lambda line: None)
+    mesh = build_mesh({"fsdp": 1, "expert": 1}, compiler.devices)
+    sizes, specs = (64, 128, 256), ("btd,df->btf", "btf,fd->btd")  # B, T, D; F is 1024
+    weights = [(256, 1024), (1024,), (1024, 256), (256,)]
+
+    def layer(x: jax.Array, wi: jax.Array, bi: jax.Array, wo: jax.Array, bo: jax.Array):
+        return linear(specs[1], gelu_tanh(linear(specs[0], x, wi, bi)), wo, bo)
+
+    def gradients(x: jax.Array, *weights: jax.Array):
+        out, pull = jax.vjp(layer, x, *weights)
+        return pull(out)
+
+    place = NamedSharding(mesh, P())
+    x = jax.ShapeDtypeStruct(sizes, "bfloat16", sharding=place)
+    arrays = [jax.ShapeDtypeStruct(shape, "float32", sharding=place) for shape in weights]
+    with jax.set_mesh(mesh):
+        step = compiler.compile_lowered("a layer", jax.jit(gradients).lower(x, *arrays))
+    stored = parse(step.hlo).computations[parse(step.hlo).entry].values()
+    hidden = 64 * 128 * 1024  # entries
+    large = [one for one in stored for dtype, dims in one.arrays if math.prod(dims) == hidden]
+    assert len(large) >= 3
+    assert {dtype for one in large for dtype, dims in one.arrays if dims} <= {"bf16", "s8"}
