@@ -1,5 +1,6 @@
 """Plans for GPUs: prices by hand, and what JAX compiles for GPUs that are not there."""
 
+import csv
 import importlib.util
 import math
 import re
@@ -18,7 +19,7 @@ from widenet_jax.nn.mlp import gelu_tanh
 from widenet_jax.ops.plan import gpu
 from widenet_jax.ops.plan.gpu import GpuCompiler, kernels_by_kind, price_kernels
 from widenet_jax.ops.plan.hlo import parse
-from widenet_jax.ops.plan.planner import GIB, data_info, plan_run, size_figures
+from widenet_jax.ops.plan.planner import GIB, GPU_BAND, data_info, plan_run, size_figures
 from widenet_jax.ops.plan.topology import GPU_CHIPS, parse_planned
 from widenet_jax.sharding import build_mesh
 
@@ -133,6 +134,23 @@ def test_without_the_plugin(capsys: pytest.CaptureFixture, monkeypatch: pytest.M
     assert refused(capsys, main, *command).strip().endswith("pip install -e '.[plan_gpu]'")
 
 
+def test_the_band_is_that_of_the_rows_on_the_page():
+    """Planned by measured time, in the table of docs/log/plans_gpu.md and the CSV beside it."""
+    log = ROOT / "docs" / "log"
+    table = (log / "plans_gpu.md").read_text().split("| ratio | source |\n")[1].split("\n\n")[0]
+    shown = [row.split("|")[4:7] for row in table.splitlines()[1:]]
+    with (log / "plans_gpu.csv").open(newline="") as file:
+        stored = [row[3:6] for row in list(csv.reader(file))[1:]]
+    assert len(shown) == len(stored) == 10
+    for (measured, planned, ratio), exact in zip(shown, stored, strict=True):
+        assert list(map(float, (measured, planned))) == pytest.approx(
+            list(map(float, exact[:2])), abs=0.06
+        )
+        assert float(ratio) == pytest.approx(float(planned) / float(measured), abs=0.006)
+    ratios = [float(ratio) for *_, ratio in shown]
+    assert (min(ratios), max(ratios)) == GPU_BAND
+
+
 def test_parameters_are_counted_without_a_gpu():
     """Whatever kernel the config names."""
     config = load_config("configs/imagenet.py:vit_b,depth=1")
@@ -150,7 +168,7 @@ def test_parameters_are_counted_without_a_gpu():
         ("configs/imagenet.py:widenet_b,depth=2", "cuDNN", True),
         ("configs/text_pretrain.py:albert,depth=2", "cuDNN", False),
         ("configs/language_model.py:wt_b,preset=sigma_moe,depth=2", "cuBLASLt", True),
-        ("configs/language_model.py:moeut_44m,depth=2", "cuBLASLt", True),
+        ("configs/language_model.py:moeut_44m,loop=2x1", "cuBLASLt", True),
     ],
 )
 def test_every_family_compiles_for_an_h100(
