@@ -106,7 +106,10 @@ def build_experiment(
     total_steps, eval_every, save_every = lengths(config, data_info)
     model = model_of(config, task, attention)
     check_batch(config, model, task, mesh)
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), try_parts(causal=predicts_next(model)):
+    # In the mesh: kernels ask for its platform, which need not be this machine's. It ends before
+    # the trial of users' parts, which run here.
+    there = jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+    with try_parts(causal=predicts_next(model)), there:
         params = parameter_shapes(model, input_spec(task))
     check_freeze(config.optimizer, params, config.init_from)
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
