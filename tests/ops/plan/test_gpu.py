@@ -20,6 +20,7 @@ from widenet_jax.ops.plan import gpu
 from widenet_jax.ops.plan.gpu import GpuCompiler, kernels_by_kind, price_kernels
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.planner import GIB, GPU_BAND, data_info, plan_run, size_figures
+from widenet_jax.ops.plan.pricing import part_of
 from widenet_jax.ops.plan.topology import GPU_CHIPS, parse_planned
 from widenet_jax.sharding import build_mesh
 
@@ -184,10 +185,10 @@ def test_every_family_compiles_for_an_h100(
     low, high = plan.figures["step_ms_range"]
     assert plan.figures["limit_ms"] < low < high
 
-    def libraries(scope: str) -> set[str]:
-        inside = (one.instruction for one in plan.prices if f"/{scope}/" in one.instruction.op_name)
-        calls = [one for one in inside if one.opcode == "custom-call"]
-        return {gpu.kind_of(one, parse(HLO)) for one in calls}
+    def libraries(part: str) -> set[str]:
+        kernels = [price.instruction for price in plan.prices]
+        calls = [one for one in kernels if one.opcode == "custom-call"]
+        return {gpu.kind_of(one, parse(HLO)) for one in calls if part_of(one.op_name) == part}
 
     # Gradients of the residual stream stay with the examples: nothing moves them between GPUs.
     in_blocks = (one.instruction for one in plan.prices if "/block_" in one.instruction.op_name)
