@@ -1,11 +1,14 @@
 """A server of Google Cloud Storage's protocol on this machine, and ways to it that fail.
 
-`conftest.bucket` starts the server and lets this process use it; `environment` is for others.
+`conftest.bucket` starts the server and lets this process use it; `environment` is for others. For
+measurements, `python tests/gcs.py MILLISECONDS scripts/benchmark.py storage --path=gs://bucket/x`.
 """
 
 import json
+import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -204,3 +207,19 @@ def way(
         finally:
             closed.set()
             server.shutdown()
+
+
+def main(milliseconds: str, *program: str) -> int:
+    """Runs a Python program with a new server, to which each request takes some time more.
+
+    Below 0 it reaches the server without this module's `way`, whose Python takes a millisecond.
+    """
+    # Nothing is asked of Google.
+    own = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "FSSPEC_GCS_TOKEN": "anon"}
+    with served() as url, way(url, seconds=float(milliseconds) / 1e3) as slow:
+        env = os.environ | own | environment(url if slow.seconds < 0 else slow.url)
+        return subprocess.call([sys.executable, *program], env=env)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

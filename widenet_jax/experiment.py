@@ -106,8 +106,7 @@ def build_experiment(
     total_steps, eval_every, save_every = lengths(config, data_info)
     model = model_of(config, task, attention)
     check_batch(config, model, task, mesh)
-    with try_parts(causal=predicts_next(model)):
-        params = parameter_shapes(model, input_spec(task))
+    params = tried_parameters(model, task, mesh)
     check_freeze(config.optimizer, params, config.init_from)
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     sizes |= {"depth": model.depth, "total_steps": total_steps}
@@ -146,6 +145,17 @@ def build_experiment(
             out_shardings=Evaluation(replicated, replicated, replicated, carry=batched),
         ),
     )
+
+
+def tried_parameters(model: nn.Module, task: Task, mesh: Mesh) -> PyTree:
+    """Returns the shapes of a model's parameters, and tries users' parts on random tokens.
+
+    Kernels ask for the platform of the mesh, which need not be this machine's. The mesh ends before
+    the trial, which runs here.
+    """
+    there = jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+    with try_parts(causal=predicts_next(model)), there:
+        return parameter_shapes(model, input_spec(task))
 
 
 def predicts_next(model: nn.Module) -> bool:

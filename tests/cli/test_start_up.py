@@ -22,7 +22,15 @@ MISTAKES = {
     "sweep": [[DIGITS, "--search=tpe"], [DIGITS, "--sweep=lr=1"], [DIGITS, "--launch=x"]],
 }
 SUBCOMMANDS = {
-    "benchmark": ["train_step", "checkpoint", "dispatch", "feed_forward", "input", "text"],
+    "benchmark": [
+        "train_step",
+        "checkpoint",
+        "storage",
+        "dispatch",
+        "feed_forward",
+        "input",
+        "text",
+    ],
     "prepare_data": ["check", "image_folder", "text", "stream", "tokenizer", "preview"],
 }
 PROGRAM = """

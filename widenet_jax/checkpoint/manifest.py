@@ -9,13 +9,13 @@ list.
 import hashlib
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from widenet_jax.data.blocks import in_threads
 from widenet_jax.files import is_remote, parse_json, require_store, write_json
 from widenet_jax.param_names import named_leaves
 from widenet_jax.typing import PyTree
@@ -23,7 +23,6 @@ from widenet_jax.typing import PyTree
 MANIFEST = "manifest.json"
 # Orbax writes these after the manifest; restoring does not need them.
 LEFT_OUT = (MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt")
-MAX_THREADS = 8
 
 
 def write_manifest(directory: epath.Path) -> None:
@@ -107,12 +106,6 @@ def size_and_sha256(path: epath.Path, *, flush: bool = False) -> tuple[int, str]
 
 def own_sha256(files: dict) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-
-
-def in_threads(function, names: list[str]) -> list:
-    """Computes [function(name) for name in names] in threads; hashing releases the GIL."""
-    with ThreadPoolExecutor(MAX_THREADS) as pool:
-        return list(pool.map(function, names))
 
 
 def fingerprint(params: PyTree) -> str:

@@ -16,6 +16,9 @@
                                                      --peer=scripts/compare/torch_text.py
   python scripts/benchmark.py checkpoint --config configs/imagenet.py:widenet_b --out DIR
                                                      saving to, and restoring from, a disk
+  python scripts/benchmark.py storage --path gs://BUCKET/x
+                                                     requests, bytes and waits of a start, log, save
+                                                     and resume; also on a disk
   python scripts/benchmark.py device --out DIR       a report on this machine's devices, to send
 
 Prints a table, or with --json a JSON list. Exit codes: 0 done, 2 your
@@ -73,6 +76,8 @@ def main(argv: Argv = None) -> int:
     for add in (step, save):
         add("--config", nargs="+", required=True, metavar="FILE[:VARIANT]")
         add_data_flags(add)
+    storing = kind("storage", storage, "requests, bytes and waits of a workdir on gs:// or a disk")
+    storing("--path", required=True, help="where folders are made, and removed again")
     dispatching = kind("dispatch", dispatch, "dispatch methods, over all combinations of the sizes")
     dispatching("--method", nargs="+", help="all by default")
     text = "a dense layer and experts, over every combination of the sizes, here or on a TPU"
@@ -132,6 +137,13 @@ def checkpoint(options: Options) -> Rows:
         saving_row(*one, workdir=out / str(number), rounds=options.rounds)
         for number, one in enumerate(named)
     ]
+
+
+def storage(options: Options) -> Rows:
+    place = absolute(options.path)
+    from widenet_jax.ops.benchmark.storage import storage_rows
+
+    return storage_rows(place, options.rounds)
 
 
 def new_directory(out: str) -> epath.Path:

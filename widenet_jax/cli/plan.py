@@ -1,8 +1,9 @@
-"""Plans runs on TPUs that you need not have: whether they fit, step time and cost. Needs no data.
+"""Plans runs on TPUs and GPUs that you need not have: memory, step time and cost. Needs no data.
 
   python scripts/plan.py --config=configs/imagenet.py:widenet_l --topology=v3-256
   python scripts/plan.py --compare configs/imagenet.py:vit_l configs/imagenet.py:widenet_l
   python scripts/plan.py --compare configs/text_pretrain.py:bert --topology v3-256 v5e-256
+  python scripts/plan.py --config=configs/imagenet.py:vit_b --topology=h100-8      eight GPUs
   python scripts/plan.py --paper                 every vision model of the paper, beside its Table 4
   python scripts/plan.py --counts                parameters of every row of its tables
   python scripts/plan.py --counts configs/language_model.py:moeut_44m     of the parts of one model
@@ -28,7 +29,7 @@ from widenet_jax.config.parser import Argv, Options, Parser, add_import_flag, po
 from widenet_jax.errors import raise_first
 from widenet_jax.files import user_cache
 from widenet_jax.inference.pretrained_config import set_fields
-from widenet_jax.ops.plan.topology import parse_topology
+from widenet_jax.ops.plan.topology import parse_planned
 
 if TYPE_CHECKING:
     from widenet_jax.data.contract import DataInfo
@@ -53,11 +54,11 @@ def main(argv: Argv = None) -> int:
     what.add_argument("--calibrate", **measured, help="compare with measured times")
     add("--rows", nargs="+", metavar="NAME", help="with --calibrate: these workloads alone")
     add("--out", metavar="FILE.png", help="with --calibrate: draw predicted / measured")
-    slices = {"nargs": "+", "default": ["v3-256"], "metavar": "TPU"}
+    slices = {"nargs": "+", "default": ["v3-256"], "metavar": "DEVICES"}
     add(
         "--topology",
         **slices,
-        help="v3-256, v5e-16, v3:8x16, 2xv5e-256 (two slices), ...; several make a table",
+        help="v3-256, v3:8x16, 2xv5e-256 (two slices), h100-8 (GPUs), ...; several make a table",
     )
     add("--json", action="store_true", help="print JSON and nothing else")
     add("--breakdown", action="store_true", help="add where the step's time goes")
@@ -150,9 +151,9 @@ def plan(options: Options) -> list[dict[str, Any]]:
     """Returns the plan of every run that `options` name, on every slice that they name.
 
     Raises:
-      BadInputError: flags, a config or the slice do not fit together; libtpu is not installed.
+      BadInputError: flags, a config or the slice do not fit together; a compiler is missing.
     """
-    topologies = [parse_topology(name) for name in options.topology]
+    topologies = [parse_planned(name) for name in options.topology]
     names = options.compare or [options.config]
     if options.paper:
         from widenet_jax.ops.plan.report import PAPER_VARIANTS
@@ -160,12 +161,14 @@ def plan(options: Options) -> list[dict[str, Any]]:
         names = [f"{PAPER_CONFIG}:{variant}" for variant in PAPER_VARIANTS]
     configs = read_configs(names, options)
     from widenet_jax.ops.plan.compile import TpuCompiler
+    from widenet_jax.ops.plan.gpu import GpuCompiler
     from widenet_jax.ops.plan.planner import plan_run
     from widenet_jax.ops.plan.pricing import breakdown
 
     reports = []
     for topology in topologies:
-        compiler = TpuCompiler(topology, cache=user_cache("plan"), note=NOTE)
+        kind = TpuCompiler if topology.platform == "tpu" else GpuCompiler
+        compiler = kind(topology, cache=user_cache("plan"), note=NOTE)
         for config in configs:
             report, prices = plan_run(*config, compiler, options.price_per_core_hour)
             parts = {"breakdown": breakdown(prices)} if options.breakdown else {}

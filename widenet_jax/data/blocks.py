@@ -179,6 +179,7 @@ class TrainBlocks(Blocks):
             transform = with_draws(self.transform, seed=self.seed, epoch=epoch, record=record)
             return record, *read(self.source, record, transform, skip=self.skip)
 
+        begin(self.source, records)
         rows = enumerate(map(row, epochs.tolist(), records.tolist()))
         return stacked(self.source, len(records), rows) | {"record": records}
 
@@ -197,6 +198,7 @@ class EvalBlocks(Blocks):
             arrays, problem = read_row(self.source, record, transform, skip=self.skip)
             return record, arrays, [(record, problem)] if problem else []
 
+        begin(self.source, records[inside])
         rows = ((i, row(int(records[i]))) for i in np.flatnonzero(inside).tolist())
         block = stacked(self.source, len(records), rows)
         if block.keys() == {"bad", COMPLAINTS}:  # no arrays: a readable example has their shapes
@@ -231,6 +233,12 @@ class StreamBlocks(Blocks):
         block = {"tokens": tokens, "fresh": place == 0, "record": np.where(mask, windows, -1)}
         block |= {"bad": np.zeros(len(tokens), bool), COMPLAINTS: []}
         return {**block, "mask": mask} if self.whole else block
+
+
+def begin(source: Source, records: np.ndarray) -> None:
+    """Lets a source begin to read records, if it can read several at a time."""
+    if ahead := getattr(source, "ahead", None):
+        ahead(records)
 
 
 def stacked(source: Source, count: int, rows: Iterable[tuple[int, Row]]) -> Block:

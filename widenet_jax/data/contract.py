@@ -40,6 +40,8 @@ class Source(Protocol):
       problems: optional: a line for each example that cannot be read, where the source knows all.
       files: optional: a function that returns lines on the files of the split, with names and
         sizes, but not with the directory: hosts must agree on them.
+      ahead: optional: a function that begins to read several examples, by index, which are then
+        asked for one by one. Sources on an object store have it.
     """
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.blocks import in_threads, read_example, read_row
+from widenet_jax.data.blocks import begin, in_threads, read_example, read_row
 from widenet_jax.data.contract import Example, Source
 from widenet_jax.data.splits import parse_slice, parts_of, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, refuse
@@ -157,6 +157,9 @@ class Subset(LabelledImages):
     def describe(self, index: int) -> str:
         return self.source.describe(int(self.records[index]))
 
+    def ahead(self, indices: np.ndarray) -> None:
+        begin(self.source, self.records[indices])
+
 
 def relabelled(source: LabelledImages, names: Sequence[str], labels: Sequence[int]) -> Subset:
     """Returns a source with other classes; `labels` has the new label for each of the source's."""
@@ -209,6 +212,11 @@ class Joined(LabelledImages):
     def describe(self, index: int) -> str:
         part, record = self._locate(index)
         return part.describe(record)
+
+    def ahead(self, indices: np.ndarray) -> None:
+        whose = np.searchsorted(self._ends, indices, side="right")
+        for place, part in enumerate(self.parts):
+            begin(part, indices[whose == place] - self._ends[place] + len(part))
 
     def files(self) -> list[str]:
         """Returns the lines of all sources; see `contract.Source`."""

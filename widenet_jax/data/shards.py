@@ -159,6 +159,12 @@ class PackedSet(Packed):
         held = {path: s["records"] for path, s in zip(paths, shards, strict=True) if s["records"]}
         sizes, remedy = [*held.values()], "copy the shard again or prepare the set again"
         self._shards = Shards([*held], sizes, [0] * len(sizes), sizes, remedy, unit)
+        if is_remote(directory):
+            from widenet_jax.data.ranges import Ranges
+
+            self._records = Ranges(self._shards, [s["bytes"] for s in shards if s["records"]])
+            self.ahead = self._records.ahead
+            return
         # Opens no file yet. Given "path[first:last]", ArrayRecord does not count the records. It
         # opens a shard at the first read, and a pickled copy opens its own. A process that has read
         # must not fork and read in the child: ArrayRecord's threads do not survive the fork.

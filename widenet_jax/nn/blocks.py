@@ -26,6 +26,7 @@ from widenet_jax.nn.parts import (
 )
 from widenet_jax.nn.stack_settings import StackSettings
 from widenet_jax.param_names import NORM_OUT
+from widenet_jax.sharding import BATCH, constrain, platform
 from widenet_jax.typing import Array
 
 
@@ -118,7 +119,7 @@ class Blocks(Module):
                 if parts.due(attention):
                     values = {"values": x} if peri else {}
                     output, aux = attention(y, **seen, **values, train=train)
-                    x = x + residual(output, step, drops, 0)  # eq. 6
+                    x = by_examples(x + residual(output, step, drops, 0))  # eq. 6
                     auxes.append(aux)
                 x = after("attention", x)
                 y = before("ffn", x)
@@ -127,13 +128,22 @@ class Blocks(Module):
                     how |= {"router": router} if router else {}
                     y, selection = (x, {"selection": y}) if peri else (y, {})
                     output = ffn(y, mask=mask, train=train, **how, **selection)
-                    x = x + residual(output.y, step, drops, 1)  # eq. 6
+                    x = by_examples(x + residual(output.y, step, drops, 1))  # eq. 6
                     auxes.append(output.aux)
                     routings[step.index] = output.routing
                 x = parts.end(step, after("ffn", x))
                 self.sow("intermediates", "state", x)  # nothing, unless an analysis asks
         aux = over_operations(jnp.stack, auxes)
         return x, aux, jnp.stack(memories, axis=1) if memories else None
+
+
+def by_examples(x: Array) -> Array:
+    """Shards x, and its gradient, over examples where the devices are GPUs.
+
+    Their compiler would shard the gradient as the parameters, over `fsdp`, and exchange it several
+    times a block (docs/log/plans_gpu.md).
+    """
+    return constrain(x, BATCH) if platform() == "gpu" else x
 
 
 def residual(y: Array, step: Step, drops: Drops | None, branch: int) -> Array:

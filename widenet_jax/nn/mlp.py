@@ -14,6 +14,7 @@ from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.module import Module
 from widenet_jax.nn.rules import GATED
 from widenet_jax.nn.settings import MlpSettings, TopKMlpSettings
+from widenet_jax.sharding import platform
 from widenet_jax.typing import Array, FfnOutput, Routing
 
 
@@ -93,7 +94,16 @@ def gelu_tanh(x: Array) -> Array:
 
 def _forward(x: Array) -> tuple[Array, Array]:
     z, inner = _inner(x)
-    return (z * (0.5 + 0.5 * jnp.tanh(inner))).astype(x.dtype), x
+    return (z * (0.5 + 0.5 * jnp.tanh(inner))).astype(x.dtype), apart(x)
+
+
+def apart(x: Array) -> Array:
+    """Keeps a GPU's compiler from using one float32 array on both sides of `x`.
+
+    It would store the tanh of the forward pass for the gradient, and the gradient unrounded for the
+    bias's sum: twice the bytes of x each (docs/log/plans_gpu.md).
+    """
+    return jax.lax.optimization_barrier(x) if platform() == "gpu" else x
 
 
 def _backward(x: Array, dy: Array) -> tuple[Array]:
@@ -101,7 +111,7 @@ def _backward(x: Array, dy: Array) -> tuple[Array]:
     t = jnp.tanh(inner)
     steepness = 1.5 * inner - SLOPE * z  # z/2 times the derivative of `inner`
     slope = (1 + t) * (0.5 + steepness * (1 - t))
-    return ((dy.astype(jnp.float32) * slope).astype(x.dtype),)
+    return (apart((dy.astype(jnp.float32) * slope).astype(x.dtype)),)
 
 
 def _inner(x: Array) -> tuple[Array, Array]:

@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from widenet_jax.data.blocks import in_threads
 from widenet_jax.errors import BadInputError, RunFailedError, first_line, require
 from widenet_jax.files import absolute, is_remote, matching, parse_json, write_bytes
 from widenet_jax.run.stopping import say
 
 Metrics = Mapping[str, object]
+Contents = dict[epath.Path, bytes]  # of the files that hold a run's records, in their order
 
 
 class JsonLines:
@@ -37,6 +39,7 @@ class JsonLines:
         self.path = path
         self.parts = epath.Path(f"{path}.parts") if is_remote(path) else None
         self.pending: list[dict] = []
+        self.last_part: int | None = None  # number of the part last written; None: not looked up
         self.bytes, self.sha256 = 0, hashlib.sha256()  # of everything up to now, after `resume`
 
     def write(self, record: Mapping) -> None:
@@ -54,9 +57,12 @@ class JsonLines:
                 file.write(text)
         else:
             self.parts.mkdir(parents=True, exist_ok=True)
-            # One more than the last number: a bucket's rules may have deleted the first parts.
-            numbers = [int(part.stem) for part in self.files() if part.stem.isdecimal()]
-            (self.parts / f"{max(numbers, default=-1) + 1:08d}.jsonl").write_text(text)
+            if self.last_part is None:
+                # One more than the last number: a bucket's rules may have deleted the first parts.
+                numbers = [int(part.stem) for part in self.files() if part.stem.isdecimal()]
+                self.last_part = max(numbers, default=-1)
+            (self.parts / f"{self.last_part + 1:08d}.jsonl").write_text(text)
+            self.last_part += 1
         self.pending = []
         self._count(text.encode())
 
@@ -88,8 +94,9 @@ class JsonLines:
           written: `written()` when that step was saved: what is to stay. A warning says how the
             file differs. None: unknown, as of older checkpoints.
         """
-        problem = self._cut(written) if written else None
-        moved = [] if written and not problem else self._remove_after(last_step, again)
+        contents = self._contents()
+        problem = self._cut(contents, written) if written else None
+        moved = [] if written and not problem else self._remove_after(contents, last_step, again)
         if problem:
             moved.insert(0, f"{problem}, compared with checkpoint {last_step}")
         if moved:
@@ -97,12 +104,11 @@ class JsonLines:
                 f"warning: {self.parts or self.path} {'; '.join(moved)}: metrics of earlier steps "
                 "are lost or wrong; training itself continues unchanged"
             )
-        for file in self.files():
-            self._count(file.read_bytes())
+        for content in contents.values():
+            self._count(content)
 
-    def _cut(self, written: Mapping[str, Any]) -> str:
+    def _cut(self, contents: Contents, written: Mapping[str, Any]) -> str:
         """Cuts the file to what was written when a step was saved; says how it differs, or ""."""
-        contents = {file: file.read_bytes() for file in self.files()}
         whole, size = b"".join(contents.values()), written["bytes"]
         if len(whole) < size:
             return f"has {len(whole):,} bytes instead of {size:,}" if contents else "is missing"
@@ -112,13 +118,16 @@ class JsonLines:
             kept, size = content[:size], max(0, size - len(content))
             if kept != content:
                 write_bytes(file, kept)
+                contents[file] = kept
         return ""
 
-    def _remove_after(self, last_step: int, again: Collection[str]) -> list[str]:
+    def _remove_after(
+        self, contents: Contents, last_step: int, again: Collection[str]
+    ) -> list[str]:
         """As `resume`, line by line; moves damaged lines to `FILE.damaged` and says so."""
         moved = []
-        for file in self.files():
-            lines = [(line, parse(line)) for line in file.read_bytes().splitlines(keepends=True)]
+        for file, content in contents.items():
+            lines = [(line, parse(line)) for line in content.splitlines(keepends=True)]
             damaged = [line for line, record in lines[:-1] if record is None]
             if damaged:
                 aside = epath.Path(f"{file}.damaged")
@@ -126,7 +135,8 @@ class JsonLines:
                 moved.append(f"had damaged lines, {len(damaged)} in all, now in {aside.name}")
             kept = [line for line, record in lines if record and is_kept(record, last_step, again)]
             if len(kept) != len(lines):
-                write_bytes(file, b"".join(kept))
+                contents[file] = b"".join(kept)
+                write_bytes(file, contents[file])
         return moved
 
     def files(self) -> list[epath.Path]:
@@ -134,9 +144,14 @@ class JsonLines:
             return matching(self.parts, "*.jsonl")
         return [self.path] if self.path.exists() else []
 
+    def _contents(self) -> Contents:
+        """Reads all files, many at a time: a run on an object store has hundreds of small ones."""
+        files = self.files()
+        return dict(zip(files, in_threads(epath.Path.read_bytes, files), strict=True))
+
     def read(self) -> list[dict]:
         """Reads every complete record; skips a line that a running run has written only in part."""
-        lines = [line for file in self.files() for line in file.read_bytes().splitlines(True)]
+        lines = [line for content in self._contents().values() for line in content.splitlines(True)]
         return [record for record in map(parse, lines) if record is not None]
 
 

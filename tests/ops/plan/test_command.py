@@ -158,7 +158,7 @@ FITS = {
     "scheduled_share": 0.995, "collective_ms": 7.4,
     "collective_mb": 1225.4, "collective_hops": 1500.0, "dcn_ms": 0.0, "dcn_mb": 0.0,
     "examples_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
-    "core_days": 61.2, "cost": None, "advice": None,
+    "core_days": 61.2, "cost": None, "advice": None, "kernels": {},
 }  # fmt: skip
 NO_TIMES = dict.fromkeys(
     ("step_ms", "step_ms_range", "serial_ms", "scheduled_share", "collective_ms", "collective_mb",

@@ -4,7 +4,8 @@
   pallas  one kernel in each direction for TPUs, see `pallas`; on a CPU it is interpreted, for tests
   cudnn   NVIDIA's kernel, for bfloat16 and float16 on a GPU
   auto    a run measures its platform's kernel on the device first, see `run.attention`; commands
-          that open a model take xla; plans, and `attend` called by itself, see `unmeasured`
+          that open a model take xla, plans for GPUs cudnn where it runs; those for TPUs, and
+          `attend` called by itself, see `unmeasured`
 
 All compute the same up to rounding.
 """

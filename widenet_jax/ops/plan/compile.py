@@ -1,4 +1,4 @@
-"""Compiles training steps for TPUs on a machine without TPUs.
+"""Compiles training steps for TPUs on a machine without TPUs; for GPUs see `gpu`.
 
 The `libtpu` wheel contains the compiler; no TPU and no data set is needed. The result is the
 program that the TPU would run: its memory use, its optimised HLO, and the schedule of each of its
@@ -7,7 +7,6 @@ instructions.
 
 import gzip
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -15,7 +14,8 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from widenet_jax.ops.plan.schedule import (
     take_schedules,
 )
 from widenet_jax.ops.plan.topology import Topology
+from widenet_jax.run.workdir import COMPILERS, version
 
 # Keeps libtpu from querying a TPU host's metadata server and from locking itself to one process.
 ENVIRONMENT = {
@@ -84,7 +85,21 @@ class TpuCompiler:
 
     def __init__(self, topology: Topology, *, cache: Path, note: Callable[[str], None] = print):
         self.topology, self._cache, self.note = topology, cache, note
-        self.devices = tpu_devices(topology)
+        self.devices = self.find_devices()
+
+    def find_devices(self) -> Sequence[jax.Device]:
+        return tpu_devices(self.topology)
+
+    def experiment(self, config: ConfigDict, data: DataInfo, **options: Any) -> Experiment:
+        return build_experiment(config, data, self.devices, **options)
+
+    def lower(self, config: ConfigDict, data: DataInfo) -> Any:
+        """Lowers the training step of `config`."""
+        return lower_step(self.experiment(config, data))
+
+    def run(self, lowered: Any) -> CompiledStep:
+        """Compiles a lowered program."""
+        return compile_lowered(lowered)
 
     def compile(self, name: str, config: ConfigDict, data: DataInfo) -> CompiledStep:
         """Compiles the training step of `config`; `name` stands for it in notes.
@@ -92,7 +107,7 @@ class TpuCompiler:
         Raises:
           BadInputError: the config contradicts itself, the data or the slice.
         """
-        return self.compile_lowered(name, lower_step(build_experiment(config, data, self.devices)))
+        return self.compile_lowered(name, self.lower(config, data))
 
     def compile_lowered(self, name: str, lowered: Any) -> CompiledStep:
         """Compiles a lowered program, unless the cache has it."""
@@ -100,7 +115,7 @@ class TpuCompiler:
         if place.is_file():
             return stored_step(json.loads(gzip.decompress(place.read_bytes())))
         self.note(f"{name}: compiling for {self.topology.name}")
-        step = compile_lowered(lowered)
+        step = self.run(lowered)
         self._cache.mkdir(parents=True, exist_ok=True)
         stored = json.dumps(asdict(step)).encode()
         write_bytes(place, gzip.compress(stored, compresslevel=1))
@@ -152,28 +167,38 @@ def compile_lowered(lowered: Any) -> CompiledStep:
       BadInputError: the compiler fails for another reason than memory, or does not write its
         program or its schedules.
     """
-    start = time.perf_counter()
-    # Keep the step out of JAX's compilation cache, which cannot load TPU programs without a TPU.
-    threshold = "jax_persistent_cache_min_compile_time_secs"
-    before = getattr(jax.config, threshold)
-    jax.config.update(threshold, math.inf)
-    try:
-        with tempfile.TemporaryDirectory(dir=dump_directory().name) as dump:
-            options = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
-            compiled = lowered.compile(compiler_options=options)
-            hlo = final_program(Path(dump))
-    except jax.errors.JaxRuntimeError as error:
-        return CompiledStep("", {}, False, needed_bytes(str(error)), time.perf_counter() - start)
-    finally:
-        jax.config.update(threshold, before)
-        schedules = take_schedules()
+    with timed_compile() as seconds:
+        try:
+            with tempfile.TemporaryDirectory(dir=dump_directory().name) as dump:
+                options = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
+                compiled = lowered.compile(compiler_options=options)
+                hlo = final_program(Path(dump))
+        except jax.errors.JaxRuntimeError as error:
+            return CompiledStep("", {}, False, needed_bytes(str(error)), seconds())
+        finally:
+            schedules = take_schedules()
     if not schedules:  # every instruction would be guessed
         raise BadInputError(
             "libtpu wrote no schedules: JAX loaded it before the plan set its flags (call "
             f"tpu_devices first), or it is another version: {INSTALL}"
         )
     peak = peak_bytes(compiled.memory_analysis())
-    return CompiledStep(hlo, schedules, True, peak, time.perf_counter() - start)
+    return CompiledStep(hlo, schedules, True, peak, seconds())
+
+
+@contextmanager
+def timed_compile() -> Iterator[Callable[[], float]]:
+    """Keeps a step out of JAX's compilation cache, which cannot load it without its devices.
+
+    Yields a function that returns the seconds since the start.
+    """
+    start, threshold = time.perf_counter(), "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, threshold)
+    jax.config.update(threshold, math.inf)
+    try:
+        yield lambda: time.perf_counter() - start
+    finally:
+        jax.config.update(threshold, before)
 
 
 def final_program(dump: Path) -> str:
@@ -193,7 +218,7 @@ def final_program(dump: Path) -> str:
 
 def fingerprint(lowered: Any, topology: Topology) -> str:
     """Hashes what determines a stored step: program, slice, versions, flags, how it is read."""
-    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
+    versions = [str(version(name)) for name in COMPILERS]
     kept = [*CompiledStep.__dataclass_fields__]
     kept.append(file_sha256(Path(__file__).with_name("schedule.py")))
     flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))

@@ -1,4 +1,4 @@
-"""Plans: whether a run fits a TPU slice, and its time and cost there, without a TPU."""
+"""Plans: whether a run fits a TPU slice or GPUs, and its time and cost, without having them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,14 +13,21 @@ from widenet_jax.data.contract import DataInfo, StreamInfo
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
-from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.build import (
+    build_model,
+    count_parameters,
+    count_unrolled,
+    parameter_shapes,
+    with_implementation,
+)
 from widenet_jax.nn.moe.dispatch import dispatch_methods
 from widenet_jax.nn.settings import Settings
 from widenet_jax.nn.stack_settings import UserPart
-from widenet_jax.ops.plan.compile import TpuCompiler
+from widenet_jax.ops.plan.compile import CompiledStep, TpuCompiler
+from widenet_jax.ops.plan.gpu import kernels_by_kind, price_kernels
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.pricing import Price, price_module, totals
-from widenet_jax.ops.plan.topology import Topology
+from widenet_jax.ops.plan.topology import GpuHost, Topology
 from widenet_jax.specs import TaskSpec, resolve, task_spec
 from widenet_jax.typing import Shapes
 
@@ -29,6 +36,7 @@ GIB = 2**30
 # see docs/log/plans_against_measurements.md.
 BAND = (0.81, 1.14)
 GUESS = 2  # what is guessed may take half or twice as long; no measurement backs this
+GPU_BAND = (0.61, 1.06)  # the same of ten steps on GPUs, see docs/log/plans_gpu.md
 
 
 class Plan(NamedTuple):
@@ -43,14 +51,15 @@ class Plan(NamedTuple):
         carry_gib: what a device keeps between steps beside parameters and optimizer, see
           `task.Task.carry_spec`; a part of its memory.
         gflops_per_example: of a training step.
+        kernels: on GPUs {kind: {"count", "ms"}}, the slowest first; {} on TPUs.
         dispatch: {"training": method, "evaluation": method}; {} without experts.
         limit_ms: time of a step at 100% MFU.
         hbm_peak_gib, hbm_limit_gib, fits: memory of a device.
         compile_seconds: time that the compiler took.
         step_ms, scheduled_share: time of a step without collectives, and the share of it that the
           compiler's schedules cover.
-        step_ms_range: what the calibration leaves open, see BAND and GUESS; the upper end has the
-          collectives.
+        step_ms_range: what the calibration leaves open, see BAND, GUESS and GPU_BAND; the upper
+          end has the collectives.
         serial_ms: time of a step if no byte moved while computing.
         collective_ms, collective_mb, collective_hops: time of the collectives within a slice,
           megabytes that a device sends, and the links passed one after another.
@@ -69,7 +78,7 @@ class Plan(NamedTuple):
 def plan_run(
     name: str, config: ConfigDict, data: DataInfo, tpu: TpuCompiler, price: float | None = None
 ) -> Plan:
-    """Compiles a run's training step for a TPU slice and prices it.
+    """Compiles a run's training step for a TPU slice, or for GPUs, and prices it.
 
     If the step does not fit, compiles changes until one fits.
 
@@ -77,11 +86,11 @@ def plan_run(
       name: the config's name, for the report.
       config: the run.
       data: facts about the training set.
-      tpu: compiles for the slice.
+      tpu: compiles for the slice or the GPUs.
       price: of a core for an hour, in any currency; None if unknown.
 
     Raises:
-      BadInputError: the config contradicts itself, the data or the slice; libtpu is missing.
+      BadInputError: the config contradicts itself, the data or the slice; a compiler is missing.
     """
     plan = plan_without_advice(name, config, data, tpu, price)
     fits = plan.figures["fits"]
@@ -94,7 +103,7 @@ def plan_without_advice(
 ) -> Plan:
     """Returns the plan of a run as it is; the arguments of `plan_run`."""
     step, topology = tpu.compile(name, config, data), tpu.topology
-    prices = price_module(parse(step.hlo), step.schedules, topology) if step.fits else []
+    prices, kernels = price_step(step, topology) if step.fits else ([], {})
     limit = topology.chip.hbm_limit
     figures = {
         "config": name,
@@ -104,14 +113,28 @@ def plan_without_advice(
         # The compiler itself checks the data alone, without the program.
         "fits": step.fits and step.peak_bytes <= limit * GIB,
         "compile_seconds": step.seconds,
+        "kernels": kernels,
     }
     return Plan(figures | time_figures(figures, prices, topology, price), prices)
 
 
-def size_figures(config: ConfigDict, data: DataInfo, topology: Topology) -> dict[str, Any]:
+def price_step(step: CompiledStep, topology: Topology | GpuHost) -> tuple[list[Price], dict]:
+    """Returns the price of every instruction, and the sums of `Plan.kernels`."""
+    module = parse(step.hlo)
+    if topology.platform == "tpu":
+        return price_module(module, step.schedules, topology), {}
+    prices = price_kernels(module, topology)
+    return prices, kernels_by_kind(module, prices)
+
+
+def size_figures(
+    config: ConfigDict, data: DataInfo, topology: Topology | GpuHost
+) -> dict[str, Any]:
     """Returns the figures that need no compilation."""
     task = build_task(config, data)
     model, inputs = build_model(config.model, **task.model_fields), input_spec(task)
+    if "implementation" in config.model.attention:
+        model = with_implementation(model, "xla")  # cudnn would ask for a GPU
     flops = train_flops(config.model, inputs, **task.model_fields)
     sizes = {"batch_size": config.batch_size, "num_examples": data.num_examples}
     carry = task.carry_spec(config.batch_size).values()
@@ -127,25 +150,31 @@ def size_figures(config: ConfigDict, data: DataInfo, topology: Topology) -> dict
         "params_unrolled": count_unrolled(model, inputs),
         "carry_gib": carried / topology.num_devices / GIB,
         "gflops_per_example": flops / 1e9,
-        "dispatch": dispatch_methods(model.stack, model.num_tokens(inputs), platform="tpu"),
+        "dispatch": dispatch_methods(
+            model.stack, model.num_tokens(inputs), platform=topology.platform
+        ),
         "limit_ms": 1e3 * flops * config.batch_size / topology.peak_flops,
         "steps": to_steps(config.duration, field="config.duration", **sizes),
     }
 
 
 def time_figures(
-    figures: Mapping[str, Any], prices: list[Price], topology: Topology, price: float | None
+    figures: Mapping[str, Any],
+    prices: list[Price],
+    topology: Topology | GpuHost,
+    price: float | None,
 ) -> dict[str, Any]:
     """Returns the figures that follow from the prices; None each without prices."""
     sums = totals(prices)
     step_ms, guessed = sums["ms"] or math.nan, sums["roofline_ms"]
-    low, high = (step_ms + guessed * (factor - 1) for factor in (1 / GUESS, GUESS))
+    band, guess = (BAND, GUESS) if topology.platform == "tpu" else (GPU_BAND, 1)
+    low, high = (step_ms + guessed * (factor - 1) for factor in (1 / guess, guess))
     seconds, cores = step_ms / 1e3, topology.num_cores
     hours = figures["steps"] * seconds / 3600
     dcn_ms = sum(price.dcn_ms for price in prices)
     times = {
         "step_ms": step_ms,
-        "step_ms_range": [low / BAND[1], high / BAND[0] + sums["collective_ms"] + dcn_ms],
+        "step_ms_range": [low / band[1], high / band[0] + sums["collective_ms"] + dcn_ms],
         "scheduled_share": 1 - guessed / step_ms,
         "serial_ms": sums["serial_ms"],
         "collective_ms": sums["collective_ms"],

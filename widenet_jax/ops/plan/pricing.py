@@ -423,7 +423,7 @@ def _written(inside: Computation) -> float:
 
 def result_bytes(instruction: Instruction) -> int:
     """Returns the bytes of a collective's result, without the operands that a start returns."""
-    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
+    if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
         count = len(instruction.operands)
         return array_bytes(instruction.arrays[count : 2 * count])
     return instruction.num_bytes

@@ -48,10 +48,15 @@ def plan_rows(plan: Mapping[str, Any]) -> str:
 def time_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the rows of a plan whose step compiles into the memory."""
     share, (low, high) = plan["scheduled_share"], plan["step_ms_range"]
+    how = f"{share:.1%} by the compiler's schedules, {1 - share:.1%} guessed"
     step = (
         f"{digits(plan['step_ms'])} ms; {digits(low)} to {digits(high)} by calibration, with "
-        f"collectives; {share:.1%} by the compiler's schedules, {1 - share:.1%} guessed"
+        f"collectives; {'roofline, not schedule' if plan['kernels'] else how}"
     )
+    kernels = [
+        f"{sums['count']:,} {kind} {digits(sums['ms'])} ms"
+        for kind, sums in plan["kernels"].items()
+    ]
     sent = (
         f"{digits(plan['collective_ms'])} ms for {digits(plan['collective_mb'], 0)} MB per device "
         f"and {plan['collective_hops']:,.0f} hops"
@@ -61,6 +66,7 @@ def time_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     length = f"{plan['steps']:,} steps: {digits(plan['hours'])} hours, {days}"
     return [
         ("step", step),
+        *([("kernels", ", ".join(kernels))] if kernels else []),
         ("collectives, in addition", sent),
         *([("between slices, in addition", between)] if plan["dcn_mb"] else []),
         (f"{plan['unit']}/s per core", f"{plan['examples_per_second_per_core']:.1f}"),

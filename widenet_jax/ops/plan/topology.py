@@ -1,4 +1,4 @@
-"""TPU slices by name, and the hardware figures of each generation.
+"""TPU slices and NVIDIA GPUs by name, and the hardware figures of each generation.
 
 A *core* is the unit that the name counts: a TensorCore in v2 to v5p, a chip in v5e and v6e. A
 *device* is one entry of `jax.devices()`, which runs one copy of the program: the two cores of a
@@ -74,9 +74,78 @@ class Chip:
         return self.hbm / self.devices
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """Figures of one kind of NVIDIA GPU.
+
+    Sources: XLA's own descriptions, xla/backends/gpu/target_config/specs of openxla/xla (November
+    2026); `flops` and `ici` from NVIDIA's data sheets.
+
+    Attributes:
+      kind: `device.device_kind`.
+      capability: major number of the CUDA compute capability.
+      multiprocessors: their number.
+      lanes: float32 units of a multiprocessor.
+      shared_memory: bytes of a multiprocessor.
+      l2_cache: bytes.
+      clock: GHz.
+      hbm_bandwidth: bytes/s.
+      memory: bytes.
+      ici: bytes/s that it sends over NVLink.
+      flops: peak bfloat16 FLOP/s.
+    """
+
+    kind: str
+    capability: int
+    multiprocessors: int
+    lanes: int
+    shared_memory: int
+    l2_cache: int
+    clock: float
+    hbm_bandwidth: float
+    memory: int
+    ici: float
+    flops: float
+
+    @property
+    def peak_flops(self) -> float:
+        return self.flops
+
+    @property
+    def hbm_limit(self) -> float:
+        """GiB that JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+        return 0.75 * self.memory / 2**30
+
+    @property
+    def config(self) -> str:
+        """What XLA compiles for, a GpuTargetConfigProto as text."""
+        return f"""
+            gpu_device_info {{
+              threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+              shared_memory_per_block: 49152
+              shared_memory_per_block_optin: {self.shared_memory - 1024}
+              shared_memory_per_core: {self.shared_memory}
+              core_count: {self.multiprocessors} fpus_per_core: {self.lanes}
+              block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+              memory_bandwidth: {self.hbm_bandwidth:.0f} l2_cache_size: {self.l2_cache}
+              clock_rate_ghz: {self.clock} device_memory_size: {self.memory}
+              cuda_compute_capability {{ major: {self.capability} }}
+              registers_per_core_limit: 65536 registers_per_block_limit: 65536
+            }}
+            platform_name: "CUDA"
+            dnn_version_info {{ major: 9 minor: 10 }}
+            runtime_version {{ major: 12 minor: 8 }}
+            device_description_str: "{self.kind}"
+        """
+
+
 _FIGURES = tomllib.loads(Path(__file__).with_name("chips.toml").read_text())
 CHIPS = {name: Chip(name, **fields) for name, fields in _FIGURES["tpus"].items()}
 GPUS: dict[str, float] = _FIGURES["gpus"]  # parts of `device.device_kind` -> peak FLOP/s
+GPU_CHIPS = {
+    name: Gpu(**fields, flops=GPUS[name.upper()]) for name, fields in _FIGURES["gpu_plans"].items()
+}
+MOST_GPUS = 8  # of a host; NVLink connects them
 ALIASES = {"v5litepod": "v5e"}
 NAME = re.compile(
     r"((?P<slices>[1-9]\d{0,3})x)?(?P<generation>[a-z]\w*?)"
@@ -100,6 +169,7 @@ class Topology:
     generation: str
     shape: tuple[int, ...]
     slices: int = 1
+    platform = "tpu"
 
     @property
     def chip(self) -> Chip:
@@ -152,6 +222,52 @@ class Topology:
         )
 
 
+@dataclass(frozen=True)
+class GpuHost:
+    """A host with GPUs; the attributes of a `Topology` that plans need. A core is a GPU.
+
+    Attributes:
+      name: as the user wrote it.
+      chip: the kind of GPU.
+      num_devices: GPUs.
+    """
+
+    name: str
+    chip: Gpu
+    num_devices: int
+    slices = 1
+    platform = "gpu"
+
+    @property
+    def num_cores(self) -> int:
+        return self.num_devices
+
+    @property
+    def peak_flops(self) -> float:
+        return self.num_devices * self.chip.flops
+
+    @property
+    def layout(self) -> str:
+        """Returns JAX's name of it: slices x hosts x devices."""
+        return f"1x1x{self.num_devices}"
+
+
+def parse_planned(text: str) -> Topology | GpuHost:
+    """Reads "h100-8", or a TPU as `parse_topology` does.
+
+    Raises:
+      BadInputError: neither; or more GPUs than a host has.
+    """
+    kind, _, count = text.strip().lower().partition("-")
+    if kind not in GPU_CHIPS:
+        return parse_topology(text)
+    if not re.fullmatch(r"[1-9]", count) or int(count) > MOST_GPUS:
+        raise BadInputError(
+            f"--topology={text}: GPUs are planned for one host, {kind}-1 to {kind}-{MOST_GPUS}"
+        )
+    return GpuHost(text, GPU_CHIPS[kind], int(count))
+
+
 def parse_topology(text: str, *, field: str = "--topology") -> Topology:
     """Reads "v3-256", a shape in chips such as "v3:8x16", or several slices, "2xv5e-256".
 
@@ -170,7 +286,7 @@ def parse_topology(text: str, *, field: str = "--topology") -> Topology:
     if generation not in CHIPS:
         raise BadInputError(
             f"{field}={text} is no TPU; write it as in {SLICE_EXAMPLES} (generations: "
-            f"{', '.join(CHIPS)})"
+            f"{', '.join(CHIPS)}; plans also know {', '.join(GPU_CHIPS)})"
         )
     chip, slices = CHIPS[generation], int(match["slices"] or 1)
     if slices > 1 and not chip.dcn:
