@@ -184,6 +184,7 @@ def test_one_plan():
     assert rows["collectives, in addition"].strip() == (
         "7.4 ms for 1,225 MB per device and 1,500 hops"
     )
+    assert "1,225 MB per device\n" in plan_rows(FITS | {"collective_hops": 0})  # as for GPUs
     assert "between slices" not in plan_rows(FITS)
     two = FITS | {"topology": "2xv5e-256", "dcn_ms": 1.234, "dcn_mb": 2.0}
     assert "between slices, in addition  1.2 ms for 2.0 MB per device" in plan_rows(two)

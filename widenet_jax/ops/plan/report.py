@@ -57,10 +57,9 @@ def time_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         f"{sums['count']:,} {kind} {digits(sums['ms'])} ms"
         for kind, sums in plan["kernels"].items()
     ]
-    sent = (
-        f"{digits(plan['collective_ms'])} ms for {digits(plan['collective_mb'], 0)} MB per device "
-        f"and {plan['collective_hops']:,.0f} hops"
-    )
+    hops = f" and {plan['collective_hops']:,.0f} hops" if plan["collective_hops"] else ""
+    megabytes = digits(plan["collective_mb"], 0)
+    sent = f"{digits(plan['collective_ms'])} ms for {megabytes} MB per device{hops}"
     between = f"{digits(plan['dcn_ms'])} ms for {digits(plan['dcn_mb'])} MB per device"
     days = with_range(plan, "core_days", unit=" core-days")
     length = f"{plan['steps']:,} steps: {digits(plan['hours'])} hours, {days}"
