@@ -1,0 +1,183 @@
+"""Many tiny runs on gs:// in bad weather: random faults, outages, kills at each request of a save.
+
+The number in a test's name is the seed of its faults, so `-k 'outage and 7'` repeats one. A few of
+each kind run with --slow. More: FAULT_RUNS=200 OUTAGE_RUNS=20 KILL_STRIDE=1 before the command.
+"""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gcs
+import pytest
+from small_runs import command, finish, run_here, start, start_two
+from test_object_stores import assert_same_as
+
+from widenet_jax.checkpoint.series import steps_in
+from widenet_jax.files import absolute, matching
+
+pytestmark = pytest.mark.slow
+FAULT_RUNS = int(os.environ.get("FAULT_RUNS", 5))
+OUTAGE_RUNS = int(os.environ.get("OUTAGE_RUNS", 2))
+KILL_STRIDE = int(os.environ.get("KILL_STRIDE", 10))
+# Three checkpoints, and up to three that are the best so far.
+TINY = {"duration": "6 steps", "evaluation.every": "2 steps", "checkpoint.every": "2 steps"}
+REQUESTS = 560  # of such a run, about
+Fault = int | str | None
+
+
+def errors(chance: random.Random, request: str) -> Fault:
+    return chance.choice((408, 429, 500, 503)) if chance.random() < 0.05 else None
+
+
+def lost(chance: random.Random, request: str) -> Fault:
+    """Answers to changes: the store has done what it seems not to have done."""
+    return "lost" if not request.startswith("GET") and chance.random() < 0.15 else None
+
+
+def resets(chance: random.Random, request: str) -> Fault:
+    return chance.choice(("reset", "cut")) if chance.random() < 0.05 else None
+
+
+def slow(chance: random.Random, request: str) -> Fault:
+    return None
+
+
+def everything(chance: random.Random, request: str) -> Fault:
+    return errors(chance, request) or lost(chance, request) or resets(chance, request)
+
+
+WEATHER = (errors, lost, resets, slow, everything)
+
+
+@pytest.fixture(scope="module")
+def way(gcs_server: str) -> Iterator[gcs.Way]:
+    """A way to the store for all tests here: TensorStore keeps the first one that it is given."""
+    with gcs.way(gcs_server) as way, gcs.reached(way.url):
+        yield way
+
+
+@pytest.fixture
+def place(way: gcs.Way, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A new place, which is reached without faults before and after the test."""
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)
+    yield f"gs://{gcs.BUCKET}/{name}"
+    way.fault, way.seconds = gcs.Way.fault, 0.0
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a function that gives the run on this machine's disk which TRAININGS[how] makes."""
+    made: dict[str, Path] = {}
+
+    def twin(how: str) -> Path:
+        if how not in made:
+            made[how] = tmp_path_factory.mktemp("twin") / "run"
+            TRAININGS[how](made[how])
+        return made[how]
+
+    return twin
+
+
+def train_alone(place: Path | str) -> None:
+    finish(start(command(place, **TINY)))
+
+
+def train_two(place: Path | str) -> None:
+    for process in start_two(place, **TINY):
+        finish(process)
+
+
+# Each ends with other bytes: XLA adds in another order where there are more devices or processes.
+TRAININGS = {"here": lambda place: run_here(place, **TINY), "alone": train_alone, "two": train_two}
+
+
+@pytest.mark.parametrize("seed", range(FAULT_RUNS))
+def test_random_faults(seed: int, way: gcs.Way, place: str, twins: Callable[[int], Path]):
+    """A fifth of the runs has two hosts, in processes of their own."""
+    weather, chance = WEATHER[seed % len(WEATHER)], random.Random(seed)
+    how = "here" if (seed + seed // len(WEATHER)) % 5 else "two"
+    began, first = time.monotonic(), len(way.requests)
+    way.seconds = 0.2 if weather is slow else 0.0
+    way.fault = lambda request: weather(chance, request)
+    TRAININGS[how](place)
+    seconds, count = time.monotonic() - began, len(way.requests) - first
+    way.fault, way.seconds = gcs.Way.fault, 0.0
+    print(f"\n{seed}: {weather.__name__}, {how}: {count} requests, {seconds:.1f} s")
+    assert_same_as(place, twins(how))
+
+
+@pytest.mark.parametrize("seed", range(OUTAGE_RUNS))
+def test_outages(seed: int, way: gcs.Way, place: str, twins: Callable[[int], Path]):
+    """Of 1 to 120 s from a random request on, where a run asks again for a minute."""
+    chance, seen, lock = random.Random(seed), [], threading.Lock()
+    at, seconds = chance.randrange(REQUESTS), 120 ** chance.random()
+    fault = chance.choice((429, 503, "reset", "silent"))
+    state: dict = {}
+
+    def outage(request: str) -> Fault:
+        with lock:
+            seen.append(request)
+            if len(seen) == at + 1:
+                state.update(began=time.monotonic(), request=request)
+        if "began" not in state:
+            return None
+        return fault if time.monotonic() < state["began"] + seconds else None
+
+    changes = TINY | {"checkpoint.retry_minutes": 1.0}
+    way.fault = outage
+    process = start(command(place, **changes))
+    _, told = process.communicate(timeout=400)
+    ended, code = time.monotonic(), process.returncode
+    way.fault = gcs.Way.fault
+    before = [request for request in seen[:at] if commits(request, place)]
+    waited = ended - state.get("began", ended)
+    what = f"{seed}: {fault} for {seconds:.1f} s from {state.get('request')}"
+    *_, last = told.splitlines() or [""]
+    whole = len(steps_in(absolute(place) / "checkpoints"))
+    print(f"\n{what}: code {code} after {waited:.1f} s, {whole} checkpoints\n{last}")
+    assert "Traceback" not in told, told
+    assert code in (0, 2, 3), told
+    if code:
+        assert last.startswith(("failed: ", "error: ")), told
+        assert whole >= min(1, len(before)), told
+        train_alone(place)
+    assert_same_as(place, twins("alone"))
+
+
+def commits(request: str, place: str) -> bool:
+    """Returns whether a request commits one of the last checkpoints."""
+    marker = f"{Path(place).name}/checkpoints/"
+    return request.startswith("POST") and marker in request and "commit_success" in request
+
+
+@pytest.mark.parametrize("request_number", range(0, 130, KILL_STRIDE))
+def test_kills_in_a_save(
+    request_number: int, way: gcs.Way, place: str, twins: Callable[[int], Path]
+):
+    """Before one of the requests of the first saves: of the best checkpoint and the last."""
+    name, seen, lock = Path(place).name, [], threading.Lock()
+
+    def kill(request: str) -> Fault:
+        with lock:
+            if f"{name}/checkpoints/2" in request or f"{name}/best/2" in request:
+                seen.append(request)
+            if len(seen) <= request_number:
+                return None
+        process.kill()
+        return "reset"
+
+    process = start(command(place, **TINY))
+    way.fault = kill
+    process.communicate(timeout=240)
+    way.fault = gcs.Way.fault
+    print(f"\n{request_number}: {process.returncode} before {seen[-1]}")
+    assert process.returncode == -9 or len(seen) <= request_number
+    train_alone(place)
+    assert_same_as(place, twins("alone"))
+    for series in ("checkpoints", "best"):
+        for checkpoint in matching(absolute(place) / series, "*"):
+            assert (checkpoint / "commit_success.txt").exists(), checkpoint
