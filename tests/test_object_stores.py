@@ -11,14 +11,17 @@ import fsspec
 import gcs
 import numpy as np
 import pytest
+from image_sources import png
 from small_runs import command, finish, run_here, start
 
 from widenet_jax import files
 from widenet_jax.data.pipeline import eval_batches
+from widenet_jax.data.records import write_set
 from widenet_jax.errors import BadInputError, NoAccessError, NoAnswerError
 from widenet_jax.files import absolute, is_gone, matching, read_json, write_bytes, write_json
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
 from widenet_jax.vision.data.folders import read_photo
+from widenet_jax.vision.data.packed import ArrayRecord
 from widenet_jax.vision.predict import image_paths
 
 TRACKING = {"tensorboard": True, "wandb_project": ""}
@@ -26,11 +29,11 @@ TRACKING = {"tensorboard": True, "wandb_project": ""}
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> type:
-    """How long this process sends requests again: 0.3 s, after short waits."""
+    """How long this process sends requests again: 0.6 s, after short waits."""
     from widenet_jax import object_store
 
     monkeypatch.setattr(object_store, "FIRST_WAIT", 0.02)
-    monkeypatch.setattr(object_store.Patience, "seconds", 0.3)
+    monkeypatch.setattr(object_store.Patience, "seconds", 0.6)
     monkeypatch.setattr(object_store.Patience, "told", -1e9)
     return object_store.Patience
 
@@ -78,6 +81,7 @@ def test_names_of_every_other_character(bucket: str):
     assert is_gone(place / "a.json") and not place.exists()
 
 
+OF_SET = {"class_names": ["a", "b"], "provenance": {}}
 ASKING = (  # of a file that is there
     read_json,
     lambda file: write_json(file, {"a": 1}),
@@ -128,6 +132,13 @@ def test_a_request_that_is_refused_is_not_sent_again(bucket: str, gcs_server: st
                 ask(file)
             assert "\n" not in str(error.value)
         assert len(way.requests) < 3 * len(ASKING)
+
+
+def test_a_bucket_that_is_gone(bucket: str, gcs_server: str):
+    """Nothing else answers 404 to an upload."""
+    told = pytest.raises(NoAccessError, match=r"a\.json: no such bucket; check its name, or crea")
+    with gcs.way(gcs_server, lambda request: 404) as way, gcs.reached(way.url), told:
+        write_json(absolute(bucket) / "a.json", {})
 
 
 @pytest.mark.parametrize("fault", [503, "silent"])
@@ -244,6 +255,23 @@ def test_a_token_that_no_server_gives_may_come_later():
     for error in (over, raised(over), raised(None)):
         assert refusal(error)[0] == 401
     assert "invalid_grant" in refusal(raised(over))[1]
+
+
+def test_a_read_of_a_shard_that_is_refused_once(bucket: str, gcs_server: str, tmp_path: Path):
+    """The image is neither skipped nor called damaged; refused for good, it is the store's line."""
+    write_set(tmp_path / "set", {"train": [(0, png(1)), (1, png(2))]}, **OF_SET)
+    for file in (tmp_path / "set").iterdir():
+        write_bytes(absolute(bucket) / file.name, file.read_bytes())
+    for fault in (401, 403, TOO_FAST[0], 404):
+        with gcs.way(gcs_server) as way, gcs.reached(way.url):
+            images, once = ArrayRecord(bucket, "train"), after(1, fault)
+            way.fault = lambda it, once=once: once(it) if "array_record?alt=media" in it else None
+            assert [images[index]["label"] for index in (1, 0)] == [1, 0]
+            assert once("") is None  # it was met
+    with gcs.way(gcs_server) as way, gcs.reached(way.url):
+        images, way.fault = ArrayRecord(bucket, "train"), lambda request: 403
+        with pytest.raises(NoAccessError, match="gs://bucket: status 403 for a test; give this"):
+            images[0]
 
 
 def test_images_to_predict(bucket: str, capsys: pytest.CaptureFixture):

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import gcs
 import pytest
+from image_sources import png
 from small_runs import command, finish, run_here, start, start_two
 from test_object_stores import assert_same_as
 
+from widenet_jax.checkpoint.manifest import damage
 from widenet_jax.checkpoint.series import steps_in
-from widenet_jax.files import absolute, matching
+from widenet_jax.data.records import write_set
+from widenet_jax.files import absolute, matching, write_bytes
 
 pytestmark = pytest.mark.slow
 FAULT_RUNS = int(os.environ.get("FAULT_RUNS", 5))
@@ -146,6 +149,66 @@ def test_outages(seed: int, way: gcs.Way, place: str, twins: Callable[[int], Pat
         assert whole >= min(1, len(before)), told
         train_alone(place)
     assert_same_as(place, twins("alone"))
+
+
+PHASES = {  # part of a request; all are after the first checkpoint, or in a second start
+    "save": "name=PLACE/checkpoints/4/params/ocdbt",
+    "commit": "DELETE /storage/v1/b/bucket/o/PLACE/checkpoints/4/commit_success.txt",
+    "flush": "PLACE/metrics.jsonl.parts",
+    "evaluation": "prefix=PLACE/config.json",
+    "read": "/set/train",
+    "restore": "PLACE/checkpoints/6/params/ocdbt",
+}
+REFUSED = (401, 403, 404, 412)
+
+
+@pytest.fixture(scope="module")
+def packed_set(way: gcs.Way, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Writes a set of more images than are read before a run."""
+    local = tmp_path_factory.mktemp("set") / "set"
+    images = [(index % 2, png(index % 256)) for index in range(1100)]
+    splits = {"train": iter(images), "test": iter(images[:64])}
+    write_set(local, splits, class_names=["a", "b"], provenance={})
+    for file in local.iterdir():
+        write_bytes(f"gs://{gcs.BUCKET}/set/{file.name}", file.read_bytes())
+    return f"gs://{gcs.BUCKET}/set"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("fault", [*REFUSED, "403 rateLimitExceeded", 503, "reset", "silent"])
+def test_answers(fault: int | str, phase: str, way: gcs.Way, place: str, packed_set: str):
+    """All requests are answered so from one of a phase on; a run asks again for 18 s."""
+    name = Path(place).name
+    begins, running = PHASES[phase].replace("PLACE", name), f"{name}/checkpoints/2/manif"
+    changes = TINY | {"checkpoint.retry_minutes": 0.3, "data.source": "array_record"}
+    changes |= {"data.path": packed_set, "data.prefetch": 1, "evaluation.batch_size": 64}
+    state: dict = {}
+    if phase == "restore":
+        finish(start(command(place, **changes)))
+        changes["duration"], state["running"] = "8 steps", True
+    if phase == "read":
+        changes["duration"] = "30 steps"
+
+    def answer(request: str) -> Fault:
+        if running in request:
+            state["running"] = True
+        if begins in request and "running" in state:
+            state.setdefault("began", time.monotonic())
+        return fault if "began" in state else None
+
+    way.fault = answer
+    process = start(command(place, *["--extend"] * (phase == "restore"), **changes))
+    _, told = process.communicate(timeout=1000)
+    way.fault = gcs.Way.fault
+    assert "began" in state, told
+    seconds = time.monotonic() - state["began"]
+    *_, last = told.splitlines()
+    print(f"\n{phase}, {fault}: code {process.returncode} after {seconds:.1f} s: {last}")
+    assert "Traceback" not in told, told
+    assert process.returncode in ((2, 3) if fault == 404 else (2,) if fault in REFUSED else (3,))
+    assert last.startswith(("error: ", "failed: "))
+    whole = steps_in(absolute(place) / "checkpoints")
+    assert whole and all(damage(absolute(place) / "checkpoints" / str(n)) is None for n in whole)
 
 
 def commits(request: str, place: str) -> bool:

@@ -92,6 +92,8 @@ class Store(GCSFileSystem):
         stall = min(STALL_SECONDS, Patience.seconds / 3)
         limits = {"sock_connect": stall, "sock_read": stall}
         self.requests_timeout = ClientTimeout(total=REQUEST_SECONDS, **limits)
+        url = self._format_path(path, args)
+        place = "gs://" + "".join(re.findall(r"/b/([^/]+)", url)[-1:])
         while True:
             try:
                 answer = await request_once(self, method, path, *args, **options)
@@ -101,12 +103,11 @@ class Store(GCSFileSystem):
                 Patience.failing = None
                 if method == "DELETE":  # perhaps by an earlier try, whose answer was lost
                     return 204, {}, None, b""
-                place = self._format_path(path, args)
-                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), place) from None
+                if "/upload/" in url:
+                    raise NoAccessError(404, MEND[404], place) from None
+                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), url) from None
             except Exception as error:
                 created = "ifGenerationMatch" in options  # the caller asks whether it exists
-                buckets = re.findall(r"/b/([^/]+)", self._format_path(path, args))
-                place = "gs://" + "".join(buckets[-1:])
                 reason = refusal(error, created=created)
                 if reason and (reason[0] != 401 or wait > FIRST_WAIT):  # a token may just expire
                     why = self._why_anonymous() if reason[0] in (401, 403) else ""

@@ -21,7 +21,7 @@ SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 TIME_IS_UP = "time is up (--max_seconds)"
 CLOSING_SECONDS = 5.0
 STORE_SECONDS = 120.0
-ASK_SECONDS = 60.0
+ASK_SECONDS = 20.0
 # Signals this close together are one request: `timeout` signals a process and then its group.
 SAME_SECONDS = 1.0
 AGAIN = "Run the same command again"
