@@ -1,6 +1,5 @@
 """Workdirs and files on gs://, on a server of its protocol: see `gcs.py`."""
 
-import random
 import string
 import sys
 import time
@@ -461,51 +460,6 @@ def test_a_run_ends_where_an_outage_lasts(
     assert last.startswith("failed: ") and "gs:// does not answer (" in last
     print(last)
     finish(start(run))
-    assert_same_as(bucket, digits_unbroken)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("request_number", range(0, 130, 10))
-def test_a_run_killed_in_a_save_resumes_to_the_same_bytes(
-    bucket: str, gcs_server: str, request_number: int, digits_unbroken: Path
-):
-    """Before one of the requests of the first saves: of the best checkpoint and the last."""
-    run, place, seen = command(bucket, **{"evaluation.every": "10 steps"}), Path(bucket).name, []
-
-    def kill(request: str) -> str | None:
-        if f"{place}/checkpoints/10" in request or f"{place}/best/10" in request:
-            seen.append(request)
-        if len(seen) <= request_number:
-            return None
-        process.kill()
-        return "reset"
-
-    with gcs.way(gcs_server) as way, gcs.reached(way.url):
-        process = start(run)
-        way.fault = kill
-        finish(process, -9)
-    finish(start(run))
-    assert_same_as(bucket, digits_unbroken)
-    for series in ("checkpoints", "best"):
-        for checkpoint in matching(absolute(bucket) / series, "*"):
-            assert (checkpoint / "commit_success.txt").exists(), checkpoint
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_a_run_with_random_faults_ends_as_a_local_one(
-    bucket: str, gcs_server: str, seed: int, digits_unbroken: Path
-):
-    """5% of all answers, and 15% of those to what changes an object."""
-    chance, faults = random.Random(seed), (408, 429, 500, 503, "reset", "cut", "lost")
-
-    def fault(request: str) -> int | str | None:
-        if not request.startswith("GET") and chance.random() < 0.15:
-            return "lost"
-        return chance.choice(faults) if chance.random() < 0.05 else None
-
-    with gcs.way(gcs_server, fault) as way, gcs.reached(way.url):
-        finish(start(command(bucket, **{"evaluation.every": "10 steps"})))
     assert_same_as(bucket, digits_unbroken)
 
 

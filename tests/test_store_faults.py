@@ -6,6 +6,7 @@ each kind run with --slow. More: FAULT_RUNS=200 OUTAGE_RUNS=20 KILL_STRIDE=1 bef
 
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -209,6 +210,24 @@ def test_answers(fault: int | str, phase: str, way: gcs.Way, place: str, packed_
     assert last.startswith(("error: ", "failed: "))
     whole = steps_in(absolute(place) / "checkpoints")
     assert whole and all(damage(absolute(place) / "checkpoints" / str(n)) is None for n in whole)
+
+
+@pytest.mark.parametrize(
+    "fault, code, told",
+    [
+        (403, 2, r"error: checkpoint 2 could not .*gs://bucket: status 403 .*; give this account"),
+        ("403 rateLimitExceeded", 3, "failed: checkpoint 2 could not .*gs:// does not answer"),
+    ],
+)
+def test_a_second_host_is_refused(fault: Fault, code: int, told: str, way: gcs.Way, place: str):
+    """Of its own accord it sends no requests but TensorStore's."""
+    way.fault = lambda request: fault if "ocdbt.process_1" in request else None
+    first, second = start_two(place, **TINY)
+    *_, last = finish(second, code).splitlines()
+    first.kill()
+    first.communicate()
+    print(f"\n{fault}: {last}")
+    assert re.match(told, last)
 
 
 def commits(request: str, place: str) -> bool:
