@@ -119,6 +119,7 @@ MODEL = {
     "embed_dim": (768, "D, width of a token", 1, 2**16),
     "mlp_dim": (3072, "F, hidden width of the dense feed-forward", 1, 2**18),
     "dropout": (0.1, "rate after attention and in the feed-forward", 0, 0.99),
+    "drop_path": (0.0, "stochastic depth: the last block's rate, from 0 in the first", 0, 0.99),
     "dtype": ("bfloat16", "bfloat16, float32; parameters are float32", ("float32", "bfloat16")),
     "norm": ("layer", "layer, rms", ("layer", "rms")),
     "norm_position": (

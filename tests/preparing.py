@@ -75,12 +75,16 @@ def make_npz(path: Path, values: Sequence[int] = (0, 1), **changes: np.ndarray) 
 
 
 def make_parquet(
-    path: Path, labels: object, names: Sequence[str] | None = None, images: object = None
+    path: Path,
+    labels: object,
+    names: Sequence[str] | None = None,
+    images: object = None,
+    columns: Sequence[str] = ("image",),
 ) -> Path:
-    """Writes columns `image` and `label`; the default images are photo(10 * label)."""
+    """Writes a column `label`, and `columns` of the images, by default photo(10 * label)."""
     if images is None:
         images = [{"bytes": photo(10 * label), "path": None} for label in labels]
-    table = pa.table({"image": images, "label": labels})
+    table = pa.table({**dict.fromkeys(columns, images), "label": labels})
     if names:
         described = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
         table = table.replace_schema_metadata({"huggingface": json.dumps(described)})
@@ -103,6 +107,41 @@ def make_cifar(path: Path, files: Mapping[str, bytes] | None = None) -> Path:
     }
     members = {f"cifar-10-batches-bin/{name}": data for name, data in content.items()}
     return make_tar(path, members, "w:gz")
+
+
+def python2(value: object) -> bytes:
+    """Encodes a value as Python 2 pickled CIFAR's archives, without the end; see `pickled`."""
+    if isinstance(value, np.ndarray):
+        state = [1, value.shape, value.dtype, False, value.tobytes()]
+        made = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
+        return made + python2((0,)) + python2(b"b") + b"tR" + python2(tuple(state)) + b"b"
+    if isinstance(value, np.dtype):
+        arguments, state = (value.str[1:].encode(), 0, 1), (3, b"|", None, None, None, -1, -1, 0)
+        return b"cnumpy\ndtype\n" + python2(arguments) + b"R" + python2(state) + b"b"
+    if isinstance(value, bytes | int) and not isinstance(value, bool):
+        code, size = (b"T", len(value)) if isinstance(value, bytes) else (b"J", value)
+        return code + size.to_bytes(4, "little", signed=True) + (value if code == b"T" else b"")
+    if value is None or value is False:
+        return b"N" if value is None else b"\x89"
+    items = itertools.chain(*value.items()) if isinstance(value, dict) else value
+    return b"(" + b"".join(map(python2, items)) + {dict: b"d", list: b"l"}.get(type(value), b"t")
+
+
+def pickled(value: object) -> bytes:
+    return b"\x80\x02" + python2(value) + b"."
+
+
+def cifar_python(
+    images: np.ndarray, labels: Sequence[int], names: Sequence[str], key: bytes = b"labels"
+) -> dict[str, dict[bytes, object]]:
+    """Returns what the files of CIFAR for Python hold; half of the images are the test split's."""
+    half, rows = -(-len(images) // 2), images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+    files = ("meta", "train", "test")
+    if key == b"labels":
+        files = ("batches.meta", "data_batch_1", "test_batch")
+    named = {key[:-1] + b"_names": [name.encode() for name in names]}
+    parts = ({b"data": rows[part], key: labels[part]} for part in (slice(half), slice(half, None)))
+    return dict(zip(files, (named, *parts), strict=True))
 
 
 def write_shard(path: Path, contents: Sequence[bytes]) -> None:

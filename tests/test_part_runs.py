@@ -46,10 +46,12 @@ CASES = {
         "model.norm": "rms",
         "model.norm_position": "sandwich",
         "model.remat": "block",
+        "model.drop_path": 0.1,
         "optimizer.accumulation_steps": 2,
     },
     "growing loops": SANDWICH
     | {
+        "model.drop_path": 0.1,
         "model.loop.condition": "index_state",
         "model.loop.counts.train": "grow",
         "model.unroll": False,
@@ -61,6 +63,7 @@ CASES = {
         "model.loop.coda": 1,
         "model.loop.exit.loss": "expected",
         "model.loop.exit.rule": "gate",
+        "model.drop_path": 0.1,
         "data.path": "",
         "evaluation.batch_size": 16,
     },

@@ -18,6 +18,7 @@ from image_sources import png, refused
 from preparing import make_tfds, tfds_record, write_shard
 
 from widenet_jax.data import records
+from widenet_jax.data.contents import contents_sha256
 from widenet_jax.data.contract import Source
 from widenet_jax.data.labelled import class_problems
 from widenet_jax.data.sources import build_source
@@ -67,10 +68,42 @@ def test_a_slice_of_a_set_that_lies_class_by_class_is_refused(tmp_path, labels, 
     records.write_set(out, {"train": examples}, class_names="abc", provenance={})
     data = {"source": "array_record", "path": str(out), "train_split": "train[:]"}
     told, whole = "split 'train[:2]': the images of train lie class by class", "train[:]"
-    for split, odd in (("train[:2]", refused_slice), (whole, False)):
+    sums = ("train+train[:2]", refused_slice), ("train+train", False)
+    for split, odd in (("train[:2]", refused_slice), (whole, False), *sums):
         sources = (build_source(data, name) for name in (whole, split))
         problems = [*class_problems(*sources, data | {"eval_split": split})]
         assert [problem.startswith(told) for problem in problems] == [True] * odd
+
+
+@pytest.mark.parametrize("split", ["train+test[50%:]", "test + train[:20%]", "train[-1:]+train"])
+def test_a_sum_of_splits_has_the_images_that_it_has_in_tfds(packed, tmp_path, split):
+    labels = {name: [[i % 3 for i in range(size)]] for name, size in SIZES.items()}
+    of_tfds = build_source(tfds(make_tfds(tmp_path, labels, ["a", "b", "c"])), split)
+    source = pickle.loads(pickle.dumps(open_packed(packed, split)))
+    ours, theirs = (
+        [(one[i]["label"], one[i]["image"]) for i in range(len(one))] for one in (source, of_tfds)
+    )
+    assert ours == theirs and source.class_names == of_tfds.class_names
+    first = {"train[-1:]+train": "record 0 (image 9)"}.get(split, "record 0 (image 0)")
+    assert source.describe(0).endswith(first) and source.labels_to_read
+    swapped = open_packed(packed, "+".join(reversed(split.split("+"))))
+    assert contents_sha256(swapped) != contents_sha256(source)
+
+
+@pytest.mark.parametrize(
+    ("split", "told"),
+    [
+        ("train+dev", "no split 'dev'; there are train, test"),
+        ("train+", "no split ''; there are train, test"),
+        ("train+test[:1%]", "split 'test[:1%]': no image in this slice of 2"),
+        ("train[5]+test", "split 'train[5]': a slice is written as train[90%:]"),
+        ("(train+test)[:5]", "no split '(train'; there are train, test"),
+    ],
+)
+def test_a_sum_of_other_parts_is_refused(packed, split, told):
+    data = {"source": "array_record", "path": str(packed), "eval_split": split}
+    message = refused(data, split)
+    assert told in message and message.endswith(" (--config.data.eval_split)")
 
 
 SHARD = "train-00001-of-00004.array_record"

@@ -82,6 +82,13 @@ def test_a_split_that_is_not_there_is_named_with_its_field(source: str, field: s
     if write := SETS[source]:
         write(tmp_path)
         data["path"] = str(tmp_path)
-    message = refused(data, "dev7")
-    assert "no split 'dev7'" in message and "there are train" in message
-    assert message.endswith(f" (--config.data.{field})")
+    for split in ("dev7", "dev7+train"):
+        message = refused(data | {field: split}, split)
+        assert "no split 'dev7'" in message and "there are train" in message
+        assert message.endswith(f" (--config.data.{field})")
+
+
+def test_a_stream_has_no_slices_and_no_sums():
+    for split in ("train[:9]", "train+valid"):
+        message = refused({"source": "tiny_text", "max_length": 16}, split)
+        assert message == f"config.data.source=tiny_text: has no slices or sums such as {split!r}"

@@ -11,7 +11,7 @@ from test_loop import TIED, blocks
 
 from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.loop import draw_loops
-from widenet_jax.nn.loop_runs import run_counted
+from widenet_jax.nn.loop_runs import PieceInputs, run_counted
 from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.nn.mlp import Mlp
 from widenet_jax.nn.parts import begin_core
@@ -196,10 +196,10 @@ def test_no_two_pieces_draw_the_same_noise():
     """Two groups of one piece, 3 loops each; 5 are drawn, with gradients through all."""
 
     def run(x, inputs, *, learns=True):
-        return x, jnp.array([[index for _, _, index, _ in inputs]])
+        return x, jnp.array([[row.index for row in inputs]])
 
     def indices(first: int) -> list[int]:
-        row = [({}, None, first, jnp.zeros(1, jnp.int32))]
+        row = [PieceInputs({}, None, first, jnp.zeros(1, jnp.int32))]
         beyond = (3, (first + 1) << 16)
         return run_counted(run, jnp.zeros(1), row, jnp.int32(5), 6, beyond)[1][0].ravel().tolist()
 

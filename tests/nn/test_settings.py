@@ -98,6 +98,9 @@ REFUSED = [
     (SwitchHeadSettings(2), {"num_experts": 0}, "attention.num_experts=0 must be"),
     (STACK, {"norm": "batch"}, "config.model.norm='batch' is unknown; choose one of layer, rms"),
     (STACK, {"dropout": 1.0}, "config.model.dropout=1.0 must be between 0 and 0.99"),
+    (STACK, {"drop_path": -0.1}, "config.model.drop_path=-0.1 must be between 0 and 0.99"),
+    (STACK, {"drop_path": 1.0}, "config.model.drop_path=1.0 must be between 0 and 0.99"),
+    (STACK, {"drop_path": 0.1, "loop": {"core": ((1, 1),)}}, "=0.1 has no effect on a depth of 1"),
     (STACK, {"ffn": "soft_moe"}, "ffn=soft_moe needs the section config.model.soft_moe"),
     (STACK, {"attention": {"name": "fulll"}}, "config.model.attention.name='fulll' is unknown"),
     (STACK, {"attention": {"name": "full"}}, "config.model.attention.num_heads is missing"),
@@ -275,6 +278,7 @@ assert main(["main", f"--config={mine}", "--workdir=none"]) == 2
 assert "jax" not in sys.modules
 """
 MISTAKES = {
+    "model.drop_path=1": "config.model.drop_path=1.0 must be between 0 and 0.99",
     "model.norm=batch": "config.model.norm='batch' is unknown; choose one of layer, rms",
     "model.moe.num_selected_experts=9": "num_selected_experts=9 must be between 1 and 4",
     "model.attention.num_heads=5": "num_heads=5 must divide config.model.embed_dim=64",

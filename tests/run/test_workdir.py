@@ -102,6 +102,16 @@ def test_what_is_refused(workdir: epath.Path, name: str, mode: str, changes: dic
     assert everything_in(Path(workdir.parent)) == before
 
 
+def test_a_run_of_before_there_was_a_field_has_its_default(workdir: epath.Path):
+    stored = json.loads((workdir / "config.json").read_text())
+    del stored["model"]["drop_path"]
+    (workdir / "config.json").write_text(json.dumps(stored))
+    for mode in ("train", "eval"):
+        check_workdir(workdir, digits.get_config(), mode=mode)
+    with pytest.raises(BadInputError, match=r"model\.drop_path: 0\.0 there, 0\.1 here"):
+        check_workdir(workdir, changed_config(**{"model.drop_path": 0.1}), mode="train")
+
+
 def test_a_new_place(tmp_path: Path):
     """A new directory, an empty one, or one whose name earlier versions accepted."""
     for name in ("new", "", "a[1]"):

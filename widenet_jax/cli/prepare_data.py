@@ -3,8 +3,10 @@
   python scripts/prepare_data.py check photos/                      (or texts, tables, prepared sets)
   python scripts/prepare_data.py image_folder --input photos/ --eval_fraction 0.1 --out packed/
   python scripts/prepare_data.py tar --split train=ILSVRC2012_img_train.tar --out packed/
+  python scripts/prepare_data.py webdataset --split 'train=train-{0000..1023}.tar' --out packed/
   python scripts/prepare_data.py parquet --split train=train-*.parquet --split test=test-*.parquet --out packed/
   python scripts/prepare_data.py cifar10_binary --input cifar-10-binary.tar.gz --out packed/
+  python scripts/prepare_data.py cifar_python --input cifar-100-python.tar.gz --out packed/
   python scripts/prepare_data.py npz --split train=a.npz,b.npz --split test=c.npz --out packed/
   python scripts/prepare_data.py tfds cifar10 --data-dir tfds/           (needs TensorFlow)
   python scripts/prepare_data.py tokenizer wiki/*.txt.gz --vocab_size 30000 --out tokenizer.json

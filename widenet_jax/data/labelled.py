@@ -13,7 +13,7 @@ import numpy as np
 
 from widenet_jax.data.blocks import in_threads, read_example, read_row
 from widenet_jax.data.contract import Example, Source
-from widenet_jax.data.splits import parse_slice, slice_of
+from widenet_jax.data.splits import parse_slice, parts_of, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, refuse
 from widenet_jax.files import is_text
 
@@ -186,6 +186,39 @@ def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) ->
     return relabelled(source, names, [index[name] for name in source.class_names])
 
 
+class Joined(LabelledImages):
+    """Parts of sources one after another, as a sum of splits has them, all of the same classes."""
+
+    def __init__(self, parts: Sequence[Subset]):
+        self.parts, self.class_names = parts, parts[0].class_names
+        self._ends = np.cumsum([len(part) for part in parts])
+        if all(part.record_labels is not None for part in self.parts):
+            self.record_labels = np.concatenate([part.record_labels for part in self.parts])
+        self._whole = [*dict.fromkeys(part.source for part in parts)]
+        self.left_out = sum((Counter(source.left_out) for source in self._whole), Counter())
+        self.labels_to_read = all(source.labels_to_read for source in self._whole)
+        self.note = "\n".join(dict.fromkeys(filter(None, (one.note for one in self._whole))))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        part, record = self._locate(index)
+        return part[record]
+
+    def describe(self, index: int) -> str:
+        part, record = self._locate(index)
+        return part.describe(record)
+
+    def files(self) -> list[str]:
+        """Returns the lines of all sources; see `contract.Source`."""
+        return [line for source in self._whole for line in getattr(source, "files", list)()]
+
+    def _locate(self, index: int) -> tuple[LabelledImages, int]:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        return self.parts[part], index - int(self._ends[part]) + len(self.parts[part])
+
+
 def check_class_names(names: Sequence[str], where: object) -> None:
     """Raises BadInputError where a class has an empty name, another's, or one that is no text."""
     labels: dict[str, int] = {}
@@ -254,13 +287,13 @@ def class_problems(train: Source, evaluation: Source, data: Mapping[str, Any]) -
             f"{path}: " * bool(path) + f"split {data['train_split']} has one class only ({name}); "
             f"a classifier needs two{advice}"
         )
-    for split, source in splits:
-        # TFDS shuffles its sets as it prepares them, and a slice of a folder takes its share of
-        # each class.
+    # TFDS shuffles its sets as it prepares them, and a slice of a folder takes its share of each
+    # class.
+    for part, source in itertools.chain.from_iterable(itertools.starmap(_parts, splits)):
         sliced = isinstance(source, Subset) and not source.source.part_of_each_class
         if sliced and len(source) < len(source.source) and by_class(source.source):
             yield (
-                f"split {split!r}: the images of {parse_slice(split)[0]} lie class by class, and a "
+                f"split {part!r}: the images of {parse_slice(part)[0]} lie class by class, and a "
                 "slice of them lacks classes; name whole splits (config.data.train_split, "
                 "config.data.eval_split), or pack the folders again: scripts/prepare_data.py "
                 "image_folder --eval_fraction=0.1"
@@ -284,6 +317,12 @@ def class_problems(train: Source, evaluation: Source, data: Mapping[str, Any]) -
         yield from unseen(data["train_split"], seen, [*names, *theirs], train.split_advice)
     if names and theirs:
         yield from _not_trained(train, evaluation, data["train_split"])
+
+
+def _parts(split: str, source: Source) -> Iterator[tuple[str, Source]]:
+    """Returns the parts of a split with their names."""
+    parts = source.parts if isinstance(source, Joined) else [source]
+    return zip(parts_of(split), parts, strict=False)
 
 
 def _not_trained(train: Source, evaluation: Source, train_split: str) -> Iterator[str]:

@@ -14,8 +14,8 @@ from widenet_jax.data.blocks import example_spec, skips
 from widenet_jax.data.contents import contents_sha256, same_examples
 from widenet_jax.data.contract import Data, DataInfo, Source, Stream, StreamInfo, Transform
 from widenet_jax.data.foreign import try_source
-from widenet_jax.data.labelled import LabelledImages, Subset, with_classes
-from widenet_jax.data.splits import SplitError, parse_slice, parts_of
+from widenet_jax.data.labelled import Joined, LabelledImages, Subset, with_classes
+from widenet_jax.data.splits import SplitError, names_in, parse_slice, parts_of
 from widenet_jax.errors import BadInputError, raise_first, refuse
 from widenet_jax.files import TOKENIZER, find_model, may_replace
 from widenet_jax.specs import PYTHON, resolve, source_spec, task_spec
@@ -33,8 +33,8 @@ def build_source(
 
     Args:
       data: `config.data`: `source` and the fields that this source needs.
-      split: name of the split, such as "train"; of images, tables and SQuAD also a slice, such as
-        "train[90%:]".
+      split: name of the split, such as "train"; of images, tables and SQuAD also slices and sums,
+        such as "train[:90%]+val".
       info: of the trained model that will read the split; None in training.
 
     Raises:
@@ -44,20 +44,38 @@ def build_source(
     raise_first(_misplaced(data))
     spec = source_spec(data["source"])
     try:
-        whole, bounds = (split, None) if spec.reads_slices else parse_slice(split)
-        source = resolve(spec.open)(data, whole, info or {})
-        if bounds is None:
-            return source
-        images, where = isinstance(source, LabelledImages), f"config.data.source={data['source']}"
-        records = source.part(bounds) if images else ()
-        if not len(records):
-            empty = f"split {split!r}: no image in this slice of {len(source):,}"
-            raise SplitError(empty if images else f"{where}: has no slices such as {split!r}")
+        if spec.reads_slices:
+            return resolve(spec.open)(data, split, info or {})
+        names = dict.fromkeys(names_in(split))
+        opened = {name: resolve(spec.open)(data, name, info or {}) for name in names}
+        if split in opened:
+            return opened[split]
+        if not all(isinstance(source, LabelledImages) for source in opened.values()):
+            where = f"config.data.source={data['source']}"
+            raise SplitError(f"{where}: has no slices or sums such as {split!r}")
+        names, *others = {tuple(source.class_names) for source in opened.values()}
+        names = sorted({*names}.union(*others)) if others else names
+        index = {name: label for label, name in enumerate(names)}
+        found = [_part(opened, part, index) for part in parts_of(split)]
     except SplitError as error:
         fields = [field for field in ("train_split", "eval_split") if data.get(field) == split]
         flags = ", ".join(f"--config.data.{field}" for field in fields)
         raise BadInputError(f"{error} ({flags})" if fields else str(error)) from None
-    return Subset(source, records, source.class_names, range(len(source.class_names)))
+    return found[0] if len(found) == 1 else Joined(found)
+
+
+def _part(opened: Mapping[str, LabelledImages], split: str, index: Mapping[str, int]) -> Subset:
+    """Returns a split or a slice of it, with the label that `index` has for each class.
+
+    Raises:
+      SplitError: it holds no image.
+    """
+    name, bounds = parse_slice(split)
+    source = opened[name]
+    records = source.part(bounds or ("", ""))
+    if not len(records):
+        raise SplitError(f"split {split!r}: no image in this slice of {len(source):,}")
+    return Subset(source, records, [*index], [index[name] for name in source.class_names])
 
 
 def _misplaced(data: Mapping[str, Any]) -> Iterator[str]:
@@ -244,8 +262,7 @@ def common(one: tuple[str, Source], other: tuple[str, Source]) -> int:
         count := int(np.isin(other[1].contents, one[1].contents).sum())
     ):
         return count
-    names = [{parse_slice(part)[0] for part in parts_of(name)} for name, _ in (one, other)]
-    if names[0] & names[1] and not isinstance(one[1], Stream):
+    if {*names_in(one[0])} & {*names_in(other[0])} and not isinstance(one[1], Stream):
         known, places = (set(map(s.describe, range(len(s)))) for _, s in (one, other))
         if known & places:
             return len(known & places)

@@ -24,6 +24,11 @@ def parts_of(split: str) -> list[str]:
     return [part.strip() for part in split.split("+")]
 
 
+def names_in(split: str) -> list[str]:
+    """Returns the names that a split joins, without slices: ["dev", "train"] of the same."""
+    return [parse_slice(part)[0] for part in parts_of(split)]
+
+
 def check_part(part: str, size: int, *, where: str) -> None:
     """Raises SplitError where a part of a split selects nothing.
 

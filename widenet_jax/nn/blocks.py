@@ -12,9 +12,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.loop import Step
+from widenet_jax.nn.loop import Step, run_order
 from widenet_jax.nn.module import Module
-from widenet_jax.nn.parts import NORM_PLACES, Inputs, Outputs, Parts, begin_core, over_operations
+from widenet_jax.nn.parts import (
+    NORM_PLACES,
+    DropPath,
+    Drops,
+    Inputs,
+    Outputs,
+    Parts,
+    begin_core,
+    over_operations,
+)
 from widenet_jax.nn.stack_settings import StackSettings
 from widenet_jax.param_names import NORM_OUT
 from widenet_jax.typing import Array
@@ -50,6 +59,7 @@ class Blocks(Module):
         entry: Array | None = None,  # [B, T, D] the state before the core, for a piece of it
         loop_numbers: Array | None = None,  # [steps] int32, for a piece of the core
         loops: Array | None = None,  # int32: how often groups loop; None: as the core says
+        drops: Drops | None = None,  # for a piece of a stack with `drop_path`
         train: bool,
     ) -> Outputs:
         """Runs the blocks.
@@ -62,7 +72,9 @@ class Blocks(Module):
         seen = {"mask": mask, "segment_ids": segment_ids}
         if memory is not None:
             seen = {"memory_length": memory_length}
-        inputs = Inputs(seen, mask, train, loops, entry, loop_numbers)
+        if self.drop_path and train and drops is None:
+            drops = DropPath(self.drop_path, name="drop_path")(*run_order(self.loop, loops))
+        inputs = Inputs(seen, mask, train, loops, entry, loop_numbers, drops)
         steps = self.some_steps or self.steps(train=train or self.is_initializing())
         parts = Parts(self)
         run = self.other_way(inputs) or partial(self.run_blocks, parts, steps)
@@ -87,7 +99,7 @@ class Blocks(Module):
         self, parts: Parts, steps: Sequence[Step], x: Array, memory: Array | None, inputs: Inputs
     ) -> Outputs:
         """Runs some steps, one block after the other, with the parts of the stack."""
-        seen, mask, train, _, entry, loop_numbers = inputs
+        seen, mask, train, _, entry, loop_numbers, drops = inputs
         norms, peri = NORM_PLACES[self.norm_position], self.norm_position == "peri"
         auxes, memories, routings = [], [], {}
         for step in steps:
@@ -106,7 +118,7 @@ class Blocks(Module):
                 if parts.due(attention):
                     values = {"values": x} if peri else {}
                     output, aux = attention(y, **seen, **values, train=train)
-                    x = x + scaled(output, step.scale)  # eq. 6
+                    x = x + residual(output, step, drops, 0)  # eq. 6
                     auxes.append(aux)
                 x = after("attention", x)
                 y = before("ffn", x)
@@ -115,7 +127,7 @@ class Blocks(Module):
                     how |= {"router": router} if router else {}
                     y, selection = (x, {"selection": y}) if peri else (y, {})
                     output = ffn(y, mask=mask, train=train, **how, **selection)
-                    x = x + scaled(output.y, step.scale)  # eq. 6
+                    x = x + residual(output.y, step, drops, 1)  # eq. 6
                     auxes.append(output.aux)
                     routings[step.index] = output.routing
                 x = parts.end(step, after("ffn", x))
@@ -124,9 +136,10 @@ class Blocks(Module):
         return x, aux, jnp.stack(memories, axis=1) if memories else None
 
 
-def scaled(branch: Array, scale: float) -> Array:
-    """Returns a residual branch times its factor; a factor of 1 changes no bit."""
-    return branch if scale == 1 else branch * scale
+def residual(y: Array, step: Step, drops: Drops | None, branch: int) -> Array:
+    """Returns y of a step's branch 0 or 1 times its factor, where 1 changes no bit; or dropped."""
+    y = y if step.scale == 1 else y * step.scale
+    return drops(y, step.index, branch) if drops else y
 
 
 def updated(memory: Array, x: Array) -> Array:

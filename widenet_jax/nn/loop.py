@@ -164,3 +164,24 @@ def draw_loops(loop: LoopSettings, key: Array | None, progress: Array) -> Array 
     if loop.counts.train == "grow":
         return jnp.clip(progress * most, 0, most - 1).astype(jnp.int32) + 1
     return None
+
+
+def loops_of(loop: LoopSettings, most: int, drawn: Array) -> Array:
+    """Returns how often a group of `most` loops runs, of the loops that `draw_loops` has drawn."""
+    return drawn if loop.counts.train == "poisson" else jnp.minimum(drawn, most)
+
+
+def run_order(loop: LoopSettings, drawn: Array | None) -> tuple[list[Array | int], Array | int]:
+    """Returns how many blocks run before each step of training, and how many run in all.
+
+    Args:
+      loop: the settings.
+      drawn: as of `draw_loops`. Steps of a group that runs more loops follow in its order.
+    """
+    places, more = list(range(loop.prelude)), 0
+    for group in loop.groups():
+        places += [more + index for index in range(group.first, group.end)]
+        if drawn is not None and group.loops > 1:
+            more += group.period * (loops_of(loop, group.loops, drawn) - group.loops)
+    last = range(loop.depth - loop.coda, loop.depth)
+    return places + [more + index for index in last], more + loop.depth

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.loop import Step
+from widenet_jax.nn.loop import Step, loops_of
 from widenet_jax.nn.module import Module
 from widenet_jax.nn.parts import Inputs, Outputs, Parts, begin_core, over_operations
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
@@ -28,12 +28,14 @@ class PieceInputs(NamedTuple):
       memory: [B, size, M, D], or None.
       index: its place among the pieces, from which random numbers come.
       loop_numbers: [size] int32, k of each step.
+      places: [size] int32, how many blocks run before each step; None without `drop_path`.
     """
 
     params: dict
     memory: Array | None
     index: Array | int
     loop_numbers: Array
+    places: Array | None = None
 
 
 def run_exits(stack: Module, x: Array, memory: None, inputs: Inputs) -> Outputs:
@@ -92,6 +94,9 @@ def run_pieces(stack: Module, x: Array, memory: Array | None, inputs: Inputs) ->
     memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
     numbers = jnp.array([step.loop for step in steps], jnp.int32).reshape(count, size)
     rows = list(map(PieceInputs, own, memories, range(count), numbers))
+    if inputs.drops:
+        places = jnp.array(inputs.drops.places, jnp.int32).reshape(count, size)
+        rows = [row._replace(places=of) for row, of in zip(rows, places, strict=True)]
     stretches = [(0, core, 1), (core, count - core, 1)]
     if inputs.loops is not None:
         groups = [(group.first, group.period, group.loops) for group in loop.groups()]
@@ -104,9 +109,8 @@ def run_pieces(stack: Module, x: Array, memory: Array | None, inputs: Inputs) ->
         some, of_some = pieces[first : first + period], rows[first : first + period * repeats]
         run = partial(run_some, some=some, entry=entry, looped=repeats > 1)
         if inputs.loops is not None and repeats > 1:
-            number, last = jnp.minimum(inputs.loops, repeats), repeats
-            if loop.counts.train == "poisson":
-                number, last = inputs.loops, loop.counts.backprop_last
+            number = loops_of(loop, repeats, inputs.loops)
+            last = loop.counts.backprop_last if loop.counts.train == "poisson" else repeats
             beyond = (repeats, (first + 1) << 16)
             x, output = run_counted(run, x, of_some[:period], number, last, beyond)
         else:
@@ -145,6 +149,7 @@ def runner(
         rngs = {name: jax.random.fold_in(key, row.index) for name, key in keys.items()}
         entry, params = stop(entry), stop({"params": shared | row.params})
         place = {"memory": row.memory, "entry": entry, "loop_numbers": row.loop_numbers}
+        place["drops"] = inputs.drops and inputs.drops._replace(places=row.places)
         return blocks.apply(params, x, **tokens, **place, rngs=rngs)
 
     # The two passes of a loop are two loops, whose operations no compiler merges.
@@ -233,8 +238,12 @@ def run_counted(
     silent = jnp.maximum(loops - last, 0)
 
     def inputs(k: Array) -> list[PieceInputs]:
-        more = k * len(row) + jnp.where(k < beyond[0], 0, beyond[1])
-        return [PieceInputs(params, None, i + more, n + k) for params, _, i, n in row]
+        before, fields = k * len(row), []
+        more = before + jnp.where(k < beyond[0], 0, beyond[1])
+        for params, _, i, n, places in row:
+            places = None if places is None else places + before
+            fields.append(PieceInputs(params, None, i + more, n + k, places))
+        return fields
 
     before = jax.lax.stop_gradient(x)
     without = jax.lax.fori_loop(0, silent, lambda k, x: run(x, inputs(k), learns=False)[0], before)

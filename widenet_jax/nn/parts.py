@@ -1,7 +1,7 @@
 """What all ways to run a stack of blocks share: inputs, parts, the start of a core, joined aux."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -26,6 +26,52 @@ NORM_PLACES = {
 }
 
 
+class Drops(NamedTuple):
+    """Which examples of a batch leave out which branches, in a step of training.
+
+    Attributes:
+      key: of the step.
+      slope: growth of the rate from one block to the next; the first block that runs has 0.
+      places: of each step, how many blocks run before it.
+    """
+
+    key: Array
+    slope: Array
+    places: Sequence[Array | int] | Array
+
+    def __call__(self, y: Array, step: int, branch: int) -> Array:
+        """Sets the output y [B, T, D] of a branch to 0 in dropped examples, else to y / (1 - rate).
+
+        The key follows the place, so that recomputed and looped blocks drop as others.
+        """
+        place = self.places[step]
+        keep = 1 - self.slope * place
+        key = jax.random.fold_in(self.key, 2 * place + branch)
+        kept = jax.random.bernoulli(key, keep, (y.shape[0], 1, 1))
+        # In float32, as in `dense.drop`.
+        larger = (y.astype(jnp.float32) / keep).astype(y.dtype)
+        return jnp.where(kept, larger, jnp.zeros((), y.dtype))
+
+
+class DropPath(nn.Module):
+    """Draws the `Drops` of a step: stochastic depth (arXiv:1603.09382), per example and branch.
+
+    Block t of L, from 0, has the rate t / (L - 1) of `rate`. A module, whose scope gives it a key
+    that no other module draws from.
+
+    Attributes:
+      rate: of the last block.
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, places: Sequence[Array | int], blocks: Array | int) -> Drops:
+        """Returns the drops of steps at `places` of `blocks` that run."""
+        slope = self.rate / jnp.maximum(blocks - 1, 1)
+        return Drops(self.make_rng("dropout"), slope, places)
+
+
 class Inputs(NamedTuple):
     """What a stack is called with beside the state and the memory.
 
@@ -36,6 +82,7 @@ class Inputs(NamedTuple):
       loops: int32: how often groups loop; None: as the core says.
       entry: [B, T, D] the state before the core, in the core.
       loop_numbers: [steps] int32, for a piece of the core.
+      drops: of training with `drop_path`.
     """
 
     seen: dict
@@ -44,6 +91,7 @@ class Inputs(NamedTuple):
     loops: Array | None = None
     entry: Array | None = None
     loop_numbers: Array | None = None
+    drops: Drops | None = None
 
 
 class Parts:

@@ -406,6 +406,11 @@ def stack_rules(stack: Any) -> Iterator[Row]:
         f"config.model.routing_groups={groups} needs config.model.ffn_blocks=all and must divide "
         f"the depth {depth}: one of {fits}, or 0 for none",
     )
+    yield (
+        stack.drop_path and depth == 1,
+        f"config.model.drop_path={stack.drop_path} has no effect on a depth of 1: rates grow from "
+        "0 in the first block; give 0, or more blocks",
+    )
     peri, place = stack.norm_position == "peri", "config.model.norm_position=peri"
     yield (
         peri and not all(stack.feed_forwards[name].routes for name in names),

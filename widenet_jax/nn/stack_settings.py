@@ -75,6 +75,8 @@ class StackSettings:
         routers alone (MoEUT, arXiv:2405.16039). All but "post" end with a last norm.
       norm_epsilon: added to the variance in every norm.
       dropout: rate after attention and in the feed-forward.
+      drop_path: rate at which the last block that runs leaves out each of its two branches, see
+        `nn.parts.DropPath`.
       ffn_dropout: whether dropout acts within the feed-forward, after its activation, too.
       activation: a name in `nn.mlp.ACTIVATIONS`.
       kernel_init: a name in `nn.initializers.KERNEL_INITS`.
@@ -100,6 +102,7 @@ class StackSettings:
     norm_position: str = "pre"
     norm_epsilon: float = 1e-6
     dropout: float = 0.0
+    drop_path: float = 0.0
     ffn_dropout: bool = True
     activation: str = "gelu_tanh"
     kernel_init: str = "glorot_uniform"

@@ -23,6 +23,7 @@ from widenet_jax import files
 from widenet_jax.checkpoint.checkpoints import LAST
 from widenet_jax.checkpoint.series import steps_in
 from widenet_jax.config.durations import to_steps
+from widenet_jax.config.fields import rows_of, task_of
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment
 from widenet_jax.nn.loop import draw_loops
@@ -125,9 +126,13 @@ def earlier_config(workdir: epath.Path) -> dict[str, Any] | None:
 def changed_fields(workdir: epath.Path, config: ConfigDict) -> dict[str, str]:
     """Returns how a run's config.json differs from a config: {"seed": "0 there, 1 here"}.
 
-    Leaves out the fields that may change.
+    Leaves out the fields that may change. A run of before there was a field has its default.
     """
     theirs, ours = flatten(read_config(workdir)), flatten(plain(config))
+    sections = {name.rpartition(".")[0] for name in theirs}
+    for name, row in rows_of(task_of(config)).items():
+        if name in ours and name.rpartition(".")[0] in sections:
+            theirs.setdefault(name, row[0])
     return {
         key: f"{theirs.get(key)!r} there, {ours.get(key)!r} here"
         for key in sorted(theirs.keys() | ours.keys())

@@ -15,7 +15,7 @@ CLASSIFICATION = specs.TaskSpec(
             "source": ("array_record", "array_record, image_folder, tfds, digits"),
             "name": ("", "name of a TFDS set"),
             "path": ("", 'a directory, gs:// too (not image_folder); "": TFDS has its own'),
-            "train_split": ("train", 'a name, or a slice as in TFDS, such as "train[:90%]"'),
+            "train_split": ("train", 'a name, or slices and sums as in TFDS: "train[:90%]+val"'),
             "eval_split": ("test", 'as train_split, such as "train[90%:]"'),
             "eval_fraction": (0.0, "share of an image folder without eval_split that is held out"),
             "image_size": (224, "pixels a side, after cropping", 1, 2**14),

@@ -128,6 +128,44 @@ def test_a_slice_of_a_folder_takes_its_share_of_every_class(folder):
     assert [half[i]["label"] for i in range(2)] == [0, 1] and missing_classes(half) == ()
 
 
+def test_a_run_reads_a_slice_and_a_sum_of_a_folder(folder):
+    """Classes are matched by name: of val alone they are bee, zebra."""
+    assert len(open_data(config_of(folder, train_split="train[:50%]")).train) == 2
+    shutil.move(folder / "val" / "ant", folder / "val" / "bee")
+    shutil.copytree(folder / "train", folder / "test")
+    data = open_data(config_of(folder, train_split="train[:50%]+val", eval_split="train[50%:]"))
+    assert data.train.class_names == ("ant", "bee", "zebra") == data.eval.class_names
+    assert [data.train[i]["label"] for i in range(6)] == [0, 2, 1, 1, 2, 2]
+    assert data.train.record_labels.tolist() == [0, 2, 1, 1, 2, 2]
+    assert [data.train.describe(i)[len(f"{folder}/") :] for i in (1, 2, 5)] == [
+        "train/zebra/a.png", "val/bee/a.png", "val/zebra/b.JPEG",
+    ]  # fmt: skip
+    assert [data.eval.describe(i)[-6:] for i in range(2)] == ["b.JPEG"] * 2
+    line = overview((("train[:50%]+val", data.train), ("train[50%:]", data.eval)), "images")
+    told = "train[:50%]+val: 6 images, 3 classes; train[50%:]: 2 images, none of bee; "
+    assert line.startswith(told)
+    twice = (("train+val", data.train), ("val", build_source(config_of(folder).data, "val")))
+    assert "val: 4 images, 4 of them in train+val too" in overview(twice, "images")
+
+
+def test_a_sum_and_a_part_that_is_held_out(folder, flat):
+    """One split is divided; of several it would not be clear which."""
+    whole = parts(flat)
+    for train, size in (("train+val", 400), ("val+train", 400), ("train+train[:50%]", None)):
+        data = config_of(flat, eval_fraction=0.1, train_split=train).data
+        sources = [build_source(data, split) for split in (train, "val")]
+        assert {sources[1].describe(i) for i in range(len(sources[1]))} == whole[1]
+        assert len(sources[0]) == (size or len(sources[0]))
+    data = config_of(folder, eval_fraction=0.1, train_split="train+val").data
+    assert len(build_source(data, "train+val")) == 8  # val is there
+    data.eval_split = "test"
+    line = refused(data, "train+val")
+    told = (
+        "cannot be held out of several splits; add --config.data.eval_fraction=0, and take slices"
+    )
+    assert line == f"config.data.eval_split=test: {told}"
+
+
 # --- A folder without splits ----------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ A case is a file that `make` writes into a new folder, or its content, or whole 
 import bz2
 import gzip
 import lzma
+import pickle
 import re
 import tarfile
 import zipfile
@@ -126,6 +127,12 @@ def table(labels: object, names: object = None, images: object = IMAGES) -> Make
     return lambda folder: preparing.make_parquet(folder / "a.parquet", labels, names, images)
 
 
+def images_in(*columns: str) -> Make:
+    return lambda folder: preparing.make_parquet(
+        folder / "a.parquet", [0, 1], None, IMAGES, columns
+    )
+
+
 def damaged(change: Callable[[bytes], bytes]) -> Make:
     def make(folder: Path) -> bytes:
         rows = pa.table({"image": IMAGES, "label": [0, 1]})
@@ -141,6 +148,8 @@ PARQUET = [
     (table([0, 2], ["cat", "dog"]), "record 1: label 2 has no class"),
     (table(pa.array([], pa.int64()), None, pa.array([], pa.binary())), "no images found"),
     (table([0], None, [{"path": "a.jpg"}]), "column 'image' holds struct.*; needs images as bytes"),
+    (images_in("img", "image"), "needs one column 'image' or 'img'; there are img, image, label"),
+    (images_in("picture"), "needs one column 'image' or 'img'; there are picture, label .choose"),
     (table([0.5, 1]), "column 'label' holds double; needs integers or text"),
     (table([0, 1], None, [IMAGES[0], None]), "record 1: the image is not stored"),
     (damaged(lambda data: data.replace(photo(1)[-9:], bytes(9), 1)), "damaged, or not a parquet f"),
@@ -205,13 +214,111 @@ def labels(content: bytes) -> Make:
 
 
 PYTHON = {"cifar-10-batches-py/data_batch_1": b"\x80\x02"}
+HELD = preparing.cifar_python(np.zeros((4, 32, 32, 3), np.uint8), [0, 1, 1, 0], ["ant", "bee"])
+BATCH = HELD["data_batch_1"]
+
+
+def cifar_python(**contents: object) -> Make:
+    """Makes an archive in which some files hold other values, or their bytes; None: no file."""
+
+    def make(folder: Path) -> Path:
+        values = {name.replace("0", "."): value for name, value in contents.items()}
+        held = {name: value for name, value in (HELD | values).items() if value is not None}
+        files = {
+            f"c/{name}": value if isinstance(value, bytes) else preparing.pickled(value)
+            for name, value in held.items()
+        }
+        return make_tar(folder / "c.tar.gz", files, "w:gz")
+
+    return make
+
+
+def batch(**fields: object) -> Make:
+    return cifar_python(data_batch_1=BATCH | {key.encode(): v for key, v in fields.items()})
+
+
+OBJECTS = pickle.dumps({b"data": np.array([[1, "a"]], object), b"labels": [0]}, protocol=4)
+FLOATS, ROWS, META = BATCH[b"data"] * 1.0, BATCH[b"data"], {b"label_names": [b"ant"]}
+LONGER = preparing.pickled(BATCH).replace(b"(J\x02\0\0\0J\0\x0c", b"(J\x03\0\0\0J\0\x0c")
+PICKLES = [
+    (cifar_python(data_batch_1=OBJECTS), "data_batch_1: no images.*data is an array of O8 .1, 2.,"),
+    (
+        batch(data=FLOATS),
+        "data is an array of f8 .2, 3072., not of u1 .n, 3,072.*download it again",
+    ),
+    (batch(data=ROWS[:, :9].copy()), r"data is an array of u1 .2, 9., not of u1"),
+    (batch(data=[1, 2]), "data_batch_1: no images and labels"),
+    (cifar_python(data_batch_1=LONGER), "data_batch_1: no images and labels .cannot reshape"),
+    (batch(labels=[0, 1, 1]), "data_batch_1: no images and labels .2 images, int64 .3. labels"),
+    (batch(labels=[0, b"x"]), "data_batch_1: no images and labels .2 images, "),
+    (batch(labels=[0, -1]), "data_batch_1 record 1: label -1 has no class name"),
+    (batch(labels=[0, 7]), "data_batch_1 record 1: label 7 has no class name"),
+    (cifar_python(test_batch={b"data": ROWS}), "test_batch: no images and labels .'labels'"),
+    (cifar_python(test_batch=[ROWS]), "test_batch: no pickle of arrays and labels"),
+    (
+        cifar_python(test_batch=b"\x80\x02]r\xff\xff\xff\x7f."),
+        "object 2,147,483,647 at operation 2",
+    ),
+    (cifar_python(test_batch=preparing.pickled(BATCH)[:-900]), "test_batch: no pickle of arrays"),
+    (cifar_python(test_batch=b"<html>"), "test_batch: no pickle of arrays and labels"),
+    (cifar_python(test_batch=b""), "test_batch: no pickle of arrays and labels"),
+    (cifar_python(test_batch=None), "holds no data_batch_1 or no test_batch; download it"),
+    (cifar_python(data_batch_1=None), "holds no data_batch_1 or no test_batch"),
+    (
+        cifar_python(batches0meta=None),
+        "holds no batches.meta .CIFAR-10. or meta; download cifar-10",
+    ),
+    (cifar_python(meta=META), "holds no batches.meta .CIFAR-10. or meta; download cifar-10-python"),
+    (cifar_python(batches0meta={b"names": []}), "batches.meta: no names of classes"),
+    (cifar_python(batches0meta={b"label_names": 3}), "batches.meta: no names of classes"),
+    (cifar_python(batches0meta=META), "data_batch_1 record 1: label 1 has no class name"),
+    (cifar_python(**{"copy/test_batch": BATCH}), ": a second test_batch; remove one"),
+    (cifar("x", b""), "holds no batches.meta"),
+]
+
+
+class Creates:
+    """Creates a file where it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("file", ["data_batch_1", "batches.meta"])
+def test_a_pickle_that_calls_is_refused_and_calls_nothing(tmp_path, capsys, file, protocol):
+    """Also in an array of objects, in a key, and from a list of what NumPy might call."""
+    evil, trace = Creates(tmp_path / "trace"), tmp_path / "trace"
+    values = [evil, [evil], {evil: 1}, np.array([evil], object), HELD[file] | {b"labels": [evil]}]
+    contents = [pickle.dumps(value, protocol) for value in values]
+    names = ("numpy\nload", "numpy.core.multiarray\nscalar", "posix\nsystem", "numpy.core\nnumeric")
+    contents += [b"c%s\n(S'x'\ntR." % name.encode() for name in names]
+    contents += [b"(S'x'\niposix\nsystem\n.", b"(cposix\nsystem\nS'x'\no."]
+    for content in contents:
+        held = {name: content if name == file else preparing.pickled(v) for name, v in HELD.items()}
+        archive = make_tar(tmp_path / "cifar-10-python.tar", {f"c/{k}": v for k, v in held.items()})
+        for command in (["cifar_python", "--input"], ["check"]):
+            out = ["--out", tmp_path / "out"] * (command[0] != "check")
+            line = refused(capsys, *command, archive, *out)
+            assert f"{archive}:c/{file}: no pickle of arrays and labels (it names '" in line
+            assert "which could run code; nothing ran" in line and not trace.exists()
+    pickle.loads(contents[0])
+    assert trace.exists() and not (tmp_path / "out").exists()
+
+
 CIFAR = [
     (cifar("data_batch_1.bin", cifar_record(1)[:-7]), "batch_1.bin: .*cut short"),
     (cifar("test_batch.bin", cifar_record(10)), "record 0: label 10 has no class"),
     (cifar("batches.meta.txt", b"cat\ndog\n"), "record 0: label 3 has no class"),
     (cifar("batches.meta.txt", b"\xff"), "batches.meta.txt: not UTF-8 text"),
     (cifar("copy/test_batch.bin", cifar_record(4)), ": a second test_batch.bin;"),
-    (lambda folder: make_tar(folder / "c", PYTHON, "w:gz"), "CIFAR's version for Python"),
+    (
+        lambda folder: make_tar(folder / "c", PYTHON, "w:gz"),
+        "no test_batch.bin; .* .for Python's: cifar_python",
+    ),
 ]
 HEADER, IN_A_FILE = "n02.tar: damaged at byte 2,560 ", "n02.tar:cat/001.jpg: damaged"
 UNLISTED = "V_1.JPEG: lies in no class folder and --labels does not list it"
@@ -222,7 +329,10 @@ TARS = [
     (tar(lambda data: flip(60)(lzma.compress(data))), "damaged at byte .*(C|c)orrupt"),
     (tar(lambda data: flip(-14)(lzma.compress(data))), "damaged at byte .*(C|c)orrupt"),
     (lambda folder: make_tar(folder / "v.tar", {"V_1.JPEG": photo(1)}), UNLISTED),
-    (lambda folder: make_tar(folder / "c", PYTHON, "w:gz"), "take cifar-10-binary.tar.gz"),
+    (
+        lambda folder: make_tar(folder / "c", PYTHON, "w:gz"),
+        "data_batch_1: the commands webdataset, cifar_python read",
+    ),
     (tar(flip(3)), "damaged at byte 0 "),
     (tar(flip(END - MEMBER + 3)), f"damaged at byte {END - MEMBER:,} "),
     (tar(lambda data: data[:512]), "damaged at byte .*unexpected end"),  # after a header
@@ -240,7 +350,64 @@ TARS = [
     (labels(b"a.jpg cat\nb.jpg dog\xff\n"), "labels.txt line 2: not UTF-8"),
     (labels(b"a.jpg cat\nb.jpg\n"), "labels.txt line 2: expected 'image-file-name class'"),
 ]
+
+
+def samples(*names: str, text: bytes = b"1", missing: str = "") -> Make:
+    """Makes shards a-0.tar to a-2.tar of files; those of a label hold `text`."""
+
+    def make(folder: Path) -> list:
+        for shard in range(3):
+            files = {
+                name: text if name[-3:].lower() in ("cls", "son", "txt") else photo(1)
+                for name in names
+            }
+            make_tar(
+                folder / f"a-{shard}.tar",
+                files if shard == 1 else {"x.jpg": photo(1), "x.cls": b"0"},
+            )
+        return [f"--split=train={folder}/a-{{{missing or '0..2'}}}.tar"]
+
+    return make
+
+
+ANY = "needs a number from 0 to 999,999 or the name of a class"
+WEBDATASETS = [
+    (
+        samples("s/1.jpg", "s/1.png", "s/1.cls"),
+        "a-1.tar:s/1.png: a second image of s/1; remove one",
+    ),
+    (samples("s/1.jpg", "s/1.cls", "s/1.CLS"), "a-1.tar:s/1.CLS: a second .cls of s/1; remove one"),
+    (
+        samples("1.jpg", "2.jpg", "1.cls", "2.cls"),
+        "1.jpg: has no label: no .cls, .json, .txt of its",
+    ),
+    (samples("1.cls", "2.jpg", "2.cls"), "a-1.tar:1.cls: no image of this name .*.webp"),
+    (samples("1.avif", "1.cls"), "a-1.tar:1.cls: no image of this name"),
+    (samples("1.jpg", "1.cls", text=b"cat"), "a-1.tar:1.cls: no label .invalid literal for int"),
+    (samples("1.jpg", "1.cls", text=b""), "a-1.tar:1.cls: no label .invalid literal for int"),
+    (samples("1.jpg", "1.cls", text=b"1.5"), "a-1.tar:1.cls: no label .invalid literal for int"),
+    (samples("1.jpg", "1.cls", text=b"-1"), f"a-1.tar:1.cls: label -1; {ANY}"),
+    (samples("1.jpg", "1.cls", text=b"4000000000"), f"a-1.tar:1.cls: label 4000000000; {ANY}"),
+    (samples("1.jpg", "1.cls", text=b"\xff"), "a-1.tar:1.cls: not UTF-8 text"),
+    (samples("1.jpg", "1.json", text=b"{"), "a-1.tar:1.json: no label .Expecting property name"),
+    (samples("1.jpg", "1.json", text=b'{"caption": "x"}'), "a-1.tar:1.json: no label .'label'"),
+    (samples("1.jpg", "1.json", text=b"[1]"), "a-1.tar:1.json: no label .list indices"),
+    (samples("1.jpg", "1.json", text=b'{"label": 1.5}'), f"a-1.tar:1.json: label 1.5; {ANY}"),
+    (samples("1.jpg", "1.json", text=b'{"label": true}'), f"a-1.tar:1.json: label True; {ANY}"),
+    (samples("1.jpg", "1.json", text=b'{"label": ""}'), f"a-1.tar:1.json: label ''; {ANY}"),
+    (samples("1.jpg", "1.txt", text=b""), f"a-1.tar:1.txt: label ''; {ANY}"),
+    (samples("1.jpg", "1.txt", text=b"a\nb"), f"a-1.tar:1.txt: label 'a.*b'; {ANY}"),
+    (
+        samples("1.jpg", "1.txt", text=b"cat"),
+        "labels are text in some files and integers in others",
+    ),
+    (samples("1.jpg", "1.cls", missing="0..3"), "no file .*/a-3.tar"),
+    (samples("1.jpg", "1.cls", missing="4..2"), "no file .*/a-4.tar"),
+    (tar(lambda data: data[: END - 900]), "bad file: damaged at byte|has no label"),
+    (lambda folder: make_tar(folder / "v.tar", {"README": b"x"}), "no images found"),
+]
 CASES = {"npz": NPZ, "parquet": PARQUET, "cifar10_binary": CIFAR, "tar": TARS}
+CASES |= {"cifar_python": PICKLES, "webdataset": WEBDATASETS}
 ROWS = [(command, *case) for command, cases in CASES.items() for case in cases]
 
 
@@ -249,7 +416,7 @@ def test_a_bad_input_is_refused(tmp_path, capsys, command, make, problem):
     (tmp_path / "input").mkdir()
     made, out = make(tmp_path / "input"), tmp_path / "new" / "out"
     path = write(tmp_path / "bad file", made) if isinstance(made, bytes) else made
-    place = f"--input={path}" if command == "cifar10_binary" else f"--split=train={path}"
+    place = f"--input={path}" if "cifar" in command else f"--split=train={path}"
     given = made if isinstance(made, list) else [place]
     message = refused(capsys, command, *given, "--out", out)
     assert re.search(problem, message), message

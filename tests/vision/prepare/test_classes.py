@@ -69,6 +69,14 @@ def tar(path: Path, labels: Sequence[int | str]) -> None:
     make_tar(path, {f"{named(label)}/{i}.jpg": photo(i) for i, label in enumerate(labels)})
 
 
+def webdataset(path: Path, labels: Sequence[int | str]) -> None:
+    make_tar(path, {
+        name: content
+        for i, label in enumerate(labels)
+        for name, content in ((f"{i}.jpg", photo(i)), (f"{i}.txt", named(label).encode()))
+    })  # fmt: skip
+
+
 def parquet(path: Path, labels: Sequence[int | str]) -> None:
     images = [{"bytes": photo(k)} for k in range(len(labels))]
     preparing.make_parquet(path, [*map(named, labels)], images=images)
@@ -87,6 +95,14 @@ def cifar10_binary(folder: Path, labels: Labels) -> list[object]:
     return ["--input", preparing.make_cifar(folder / "c.tar.gz", content)]
 
 
+def cifar_python(folder: Path, labels: Labels) -> list[object]:
+    every = [*labels["train"], *labels["test"]]
+    held = preparing.cifar_python(np.zeros((len(every), 32, 32, 3), np.uint8), every, NAMES)
+    for name, content in held.items():
+        write(folder / "cifar-10-batches-py" / name, preparing.pickled(content))
+    return ["--input", folder / "cifar-10-batches-py"]
+
+
 def tfds(folder: Path, labels: Labels) -> list[object]:
     preparing.make_tfds(folder, {split: [labels[split]] for split in labels}, NAMES[:3])
     return ["tiny", "--data-dir", folder]
@@ -94,6 +110,7 @@ def tfds(folder: Path, labels: Labels) -> list[object]:
 
 PACKERS = {
     "image_folder": image_folder, "cifar10_binary": cifar10_binary, "tfds": tfds,
+    "cifar_python": cifar_python, "webdataset": by_split(webdataset, ".tar"),
     "tar": by_split(tar, ".tar"), "npz": by_split(npz, ".npz"),
     "parquet": by_split(parquet, ".parquet"),
 }  # fmt: skip
@@ -226,7 +243,7 @@ def test_of_a_large_packed_set_a_sample_tells(tmp_path, monkeypatch):
 def test_names_of_composed_and_decomposed_letters_are_one_class(tmp_path):
     """Systems store é as one character or as two; so do tar archives, .npz and parquet files."""
     forms = {form: unicodedata.normalize(form, "bébé") for form in ("NFC", "NFD")}
-    for packer in ("tar", "parquet", "npz"):
+    for packer in ("tar", "parquet", "npz", "webdataset"):
         (folder := tmp_path / packer).mkdir()
         labels = {s: [n, "ant"] for s, n in zip(("train", "test"), forms.values(), strict=True)}
         assert run(packer, *PACKERS[packer](folder, labels), "--out", folder / "out") == 0
@@ -239,7 +256,9 @@ def test_names_of_composed_and_decomposed_letters_are_one_class(tmp_path):
 # --- Checks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["image_folder", "tar", "parquet", "npz", "set", "table"])
+@pytest.mark.parametrize(
+    "kind", ["image_folder", "tar", "webdataset", "parquet", "npz", "set", "table"]
+)
 def test_check_says_the_same(kind, tmp_path, capsys):
     for number, labels in enumerate((OTHER, FEWER, SAME)):
         (folder := tmp_path / str(number)).mkdir()
@@ -254,7 +273,7 @@ def test_check_says_the_same(kind, tmp_path, capsys):
 
 
 def test_files_of_many_images_are_checked_as_such(tmp_path, capsys):
-    """Each with an image that cannot be read; a CIFAR-10 archive, too, and none of pickles."""
+    """Each with an image that cannot be read; a CIFAR-10 archive, too, and its pickles."""
     make_tar(tmp_path / "a.tar.gz", {"ant/1.jpg": photo(1), "bee/2.jpg": b"x"}, "w:gz")
     preparing.make_npz(
         tmp_path / "a.npz", jpeg=np.frombuffer(photo(0)[:-9] + b"x" * 9 + photo(1), np.uint8)
@@ -276,7 +295,7 @@ def test_files_of_many_images_are_checked_as_such(tmp_path, capsys):
     write(tmp_path / "cifar-10-batches-py" / "data_batch_1", b"\x80\x02")
     archive = make_tar(tmp_path / "cifar-10-python.tar.gz", pickles, "w:gz")
     for place in (archive, tmp_path / "cifar-10-batches-py"):
-        assert "CIFAR's version for Python, of pickles" in refused(capsys, "check", place)
+        assert "data_batch_1: no pickle of arrays and labels" in refused(capsys, "check", place)
 
 
 def test_classes_that_differ_only_in_capitals_are_named(tmp_path, capsys):

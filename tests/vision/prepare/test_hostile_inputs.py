@@ -64,9 +64,10 @@ def hostile_commands(folder: Path) -> dict[str, list[str]]:
     flat = make_tar(folder / "flat.tar", {"x.jpg": photo(1)})
     found = {}
     for path in (folder / "fifo", folder / "link", sparse(folder / "sparse")):
-        for command in ("tar", "npz", "parquet"):
+        for command in ("tar", "npz", "parquet", "webdataset"):
             found[f"{command}: {path.name}"] = [command, f"--split=train={path}"]
-        found[f"cifar10_binary: {path.name}"] = ["cifar10_binary", f"--input={path}"]
+        for command in ("cifar10_binary", "cifar_python"):
+            found[f"{command}: {path.name}"] = [command, f"--input={path}"]
         found[f"labels: {path.name}"] = ["tar", f"--split=train={flat}", f"--labels={path}"]
         images = folder / f"folder of {path.name}" / "train" / "cat"
         images.mkdir(parents=True)

@@ -1,6 +1,8 @@
 """Each reader's tiny input is packed; the packed set has the same images and labels."""
 
 import json
+import pickle
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from preparing import make_npz, make_parquet, make_tar, photo, refused, run, wri
 
 from widenet_jax.data.sources import build_source
 from widenet_jax.vision.data import files
+from widenet_jax.vision.prepare.packing import split_files
 
 
 def read_back(path: Path, split: str = "train") -> tuple[tuple[str, ...], list[tuple[int, bytes]]]:
@@ -122,6 +125,23 @@ def test_parquet(tmp_path, names):
     assert read_back(out) == expected and read_back(out, "test")[1] == [(1, photo(10))]
 
 
+@pytest.mark.parametrize("kind", ["struct", "bytes"])
+def test_parquet_of_hugging_faces_cifar10(tmp_path, capsys, kind):
+    """Its images are in a column `img`."""
+    labels, images = [1, 0], [photo(7), photo(8)]
+    stored = images if kind == "bytes" else [{"bytes": one, "path": "x.png"} for one in images]
+    path = make_parquet(tmp_path / "train.parquet", labels, ["cat", "dog"], stored, ["img"])
+    out = packed(tmp_path / "out", "parquet", f"--split=train={path}")
+    assert read_back(out) == (("cat", "dog"), [*zip(labels, images, strict=True)])
+    assert run("check", path) == 0 and "2 images; 0 problems" in capsys.readouterr().out
+    both = make_parquet(tmp_path / "both.parquet", labels, None, stored, ["image", "img"])
+    packing = ["parquet", f"--split=train={both}", "--out", tmp_path / "2"]
+    needs = "needs one column 'image' or 'img'; there are image, img, label (choose with --image-"
+    for command in (packing, ["check", both]):
+        assert f"{both}: {needs}column)" in "".join((run(*command), capsys.readouterr())[1])
+    assert run(*packing, "--image-column=img") == 0
+
+
 def test_labels_of_text_name_the_classes_in_sorted_order(tmp_path, capsys):
     """A column of texts, one of pandas' categories, and an array; another file may lack a class."""
     pixels, images = np.zeros((2, 4, 4), np.uint8), [{"bytes": photo(k)} for k in range(2)]
@@ -167,6 +187,40 @@ def test_tar_of_one_archive_a_class_and_a_flat_one_with_labels(tmp_path, capsys)
     assert read_back(out, "val")[1] == [(1, photo(31)), (0, photo(32))]
 
 
+@pytest.mark.parametrize("kind", ["cls", "json", "txt"])
+def test_webdataset(tmp_path, capsys, kind):
+    """Members of one name up to its first dot are a sample; the label may come before the image."""
+    named = kind == "txt"
+    labels = {0: "cat", 1: "a zebra", 2: "cat"} if named else {0: 3, 1: 0, 2: 3}
+    image = {0: saved(picture(0), "PNG"), 1: saved(picture(1), "WEBP"), 2: photo(2)}
+    for shard, numbers in enumerate(([0, 1], [2])):
+        members = {"README": b"x"} if shard else {}
+        for n in numbers:
+            end, text = ("png", "WEBP", "jpeg")[n], json.dumps({"label": labels[n], "width": 4})
+            label = {f"v1.0/00{n}.{kind}": (text if kind == "json" else f"{labels[n]}\n").encode()}
+            pixels = {f"v1.0/00{n}.{end}": image[n], f"v1.0/00{n}.seg.png": b"x"}
+            members |= label | pixels if n else pixels | label
+            members |= {f"v1.0/00{n}.txt": b"a caption"} if kind == "cls" else {}
+        make_tar(tmp_path / f"train-00{shard}.tar", members)
+    shards = tmp_path / "train-{000..001}.tar"
+    both = [f"{tmp_path}/train-00{n}.tar" for n in (1, 0)]
+    assert split_files([f"a={tmp_path}/train-{{001..000}}.tar"]) == {"a": both}
+    out = packed(tmp_path / "out", "webdataset", f"--split=train={shards}")
+    captions = "seg.png 3, .txt 3, no suffix 1" if kind == "cls" else "seg.png 3, no suffix 1"
+    assert f"files left out (.{captions})" in capsys.readouterr().out
+    classes, examples = read_back(out)
+    assert classes == (("a zebra", "cat") if named else ("0", "1", "2", "3"))
+    expected = [classes.index(str(labels[n])) for n in labels]
+    assert examples == [*zip(expected, image.values(), strict=True)]
+    for number, count in enumerate((2, 1)):
+        shard = tmp_path / f"train-00{number}.tar"
+        assert run("check", shard) == 0
+        assert f"{shard}: {count} images; 0 problems" in capsys.readouterr().out
+    if kind == "cls":  # all images would be of a class v1.0
+        line = refused(capsys, "tar", f"--split=train={shards}", "--out", tmp_path / "other")
+        assert "train-000.tar:v1.0/000.cls: the commands webdataset, cifar_python read" in line
+
+
 def test_cifar10_binary_is_exact(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
     labels = [9, 0, 3, 3, 0]
@@ -179,6 +233,31 @@ def test_cifar10_binary_is_exact(tmp_path):
     assert names == tuple(preparing.NAMES) and [label for label, _ in train + test] == labels
     decoded = np.stack([files.decode(image, "") for _, image in train + test])
     np.testing.assert_array_equal(decoded, pixels)
+
+
+@pytest.mark.parametrize("encode", [preparing.pickled, partial(pickle.dumps, protocol=4)])
+@pytest.mark.parametrize("key", [b"labels", b"fine_labels"])
+def test_cifar_for_python_is_exact(tmp_path, capsys, key, encode):
+    """An archive and its folder, as Python 2 pickled them, and as Python 3 does."""
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    labels, names = [2, 0, 1, 1, 2, 0], ["ant", "bee", "crab"]
+    held = preparing.cifar_python(pixels, labels, names, key)
+    assert all(repr(pickle.loads(encode(v), encoding="bytes")) == repr(v) for v in held.values())
+    folder = "cifar-10-batches-py" if key == b"labels" else "cifar-100-python"
+    members = {f"{folder}/{name}": encode(content) for name, content in held.items()}
+    members |= {f"{folder}/readme.html": b"<html>"}
+    archive = make_tar(tmp_path / "cifar-100-python.tar.gz", members, "w:gz")
+    for name, content in members.items():
+        write(tmp_path / name, content)
+    for place in (archive, tmp_path / folder):
+        out = packed(tmp_path / f"{place.name} packed", "cifar_python", "--input", place)
+        (classes, train), (_, test) = read_back(out), read_back(out, "test")
+        assert classes == tuple(names) and [label for label, _ in train + test] == labels
+        decoded = np.stack([files.decode(image, "") for _, image in train + test])
+        np.testing.assert_array_equal(decoded, pixels)
+        capsys.readouterr()
+        assert run("check", place) == 0 and run("check", out) == 0
+        assert f"{place}: 6 images; 0 problems" in capsys.readouterr().out
 
 
 # --- Writing, and the command ---------------------------------------------------------------------

@@ -17,7 +17,7 @@ from widenet_jax.data.blocks import in_threads
 from widenet_jax.data.input_files import read_input, read_regular
 from widenet_jax.data.records import MANIFEST
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
-from widenet_jax.data.splits import check_split, parse_slice, slice_of
+from widenet_jax.data.splits import check_split, names_in, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, check_range, refuse
 from widenet_jax.files import STARTS, is_remote, require_store
 
@@ -76,6 +76,8 @@ class ImageFolder(labelled.LabelledImages):
 
     Classes and files come in sorted order.
     """
+
+    part_of_each_class = True
 
     def __init__(self, root: str, split: str, holdout: Holdout | None = None):
         """Lists the files.
@@ -371,5 +373,11 @@ def open_folder(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) ->
     """Opens a split of an image folder; see `specs.SourceSpec`."""
     root, fraction = path_of(data), data.get("eval_fraction", 0.0)
     check_folder(root, "config.data.path=")
-    names = [parse_slice(data.get(f"{part}_split", part))[0] for part in ("train", "eval")]
-    return ImageFolder(root, split, Holdout(fraction, *names))
+    train, evaluation = (names_in(data.get(f"{name}_split", name)) for name in ("train", "eval"))
+    of_train = [name for name in train if name not in evaluation] or train
+    of_eval = [name for name in evaluation if name not in train] or evaluation
+    holdout = Holdout(fraction, of_train[0], of_eval[0])
+    several = 0 < fraction < 1 and len({*of_train}) > 1 and not _is_split(Path(root), holdout)
+    problem = f"cannot be held out of several splits; add --{FRACTION_FIELD}=0, and take slices"
+    refuse(f"config.data.eval_split={of_eval[0]}", (several, problem))
+    return ImageFolder(root, split, holdout)

@@ -1,7 +1,7 @@
-"""Readers of tar archives of images, and of CIFAR-10's binary archive.
+"""Readers of tar archives of images.
 
 Archives are read forwards, in memory; nothing is extracted to disk. JPEG and PNG files are kept
-byte for byte; CIFAR-10's raw pixels become PNG, which is lossless.
+byte for byte.
 
 Python's `tarfile` takes a header that it cannot read for the end of the archive, so a damaged or
 cut archive would look like a shorter one. Here such a header is an error, and after the last member
@@ -11,32 +11,31 @@ where gzip, bzip2 and xz verify their checksums.
 
 import contextlib
 import dataclasses
+import itertools
 import lzma
+import re
+import reprlib
 import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
-
-import numpy as np
 
 from widenet_jax.config.parser import Options
 from widenet_jax.corpus.files import decoded, opened
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, read_input
 from widenet_jax.errors import BadInputError, refuse, refusing
-from widenet_jax.vision.data.folders import kind_left_out
-from widenet_jax.vision.prepare.arrays import png
-from widenet_jax.vision.prepare.packing import Converted, Images, check_labels, composed, joined
-
-CIFAR_CLASSES = 10
-CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
-CIFAR_FILE_BYTES = 10_000 * CIFAR_RECORD_BYTES
-CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-CIFAR_TEST, CIFAR_NAMES = "test_batch.bin", "batches.meta.txt"
+from widenet_jax.files import parse_json
+from widenet_jax.vision.data.folders import IMAGE_SUFFIXES, kind_left_out
+from widenet_jax.vision.prepare.arrays import MAX_CLASSES
+from widenet_jax.vision.prepare.packing import Converted, Images, composed, joined
 
 ARCHIVE = ".tar"  # suffix of an archive in another one
-PICKLES = {"cifar-10-batches-py", "cifar-100-python"}  # folders
+_NAME = re.compile(r"((?:.*/)?[^/.]*)([^/]*)", re.DOTALL)  # of a file, to its first dot
+LABELS = (".cls", ".json", ".txt")  # of a WebDataset's image, the first that is there
+PICKLES = ("cifar-10-batches-py", "cifar-100-python")  # folders of CIFAR for Python
 
 MAX_INNER_ARCHIVE_BYTES = 4 << 30
 MAX_EXTENDED_HEADER_BYTES = 1 << 20
@@ -138,7 +137,6 @@ def members(content: BinaryIO, where: str) -> Iterator[Member]:
         if header is None:
             break
         place = f"{where}:{header.name}"
-        refuse_pickles(header.name, where)
         if header.isdir() or Path(header.name).name.startswith("."):
             continue
         most = MAX_INNER_ARCHIVE_BYTES if header.name.endswith(ARCHIVE) else MAX_IMAGE_BYTES
@@ -151,16 +149,6 @@ def members(content: BinaryIO, where: str) -> Iterator[Member]:
         yield Member(header.name, header.size, place, archive.extractfile(header))
     with _named(where, archive):
         _verify_end(archive, content)
-
-
-def refuse_pickles(path: str, where: str) -> None:
-    """Raises BadInputError where a file, by its folder, is of CIFAR's version for Python."""
-    problem = (
-        "CIFAR's version for Python, of pickles, which could run code and are not read; take "
-        "cifar-10-binary.tar.gz (prepare_data.py cifar10_binary), or write images and labels to an "
-        ".npz (prepare_data.py npz)"
-    )
-    refuse(where, (PICKLES & {*Path(path).parts}, problem))
 
 
 def _verify_end(archive: tarfile.TarFile, content: BinaryIO) -> None:
@@ -227,6 +215,8 @@ def _read_labels(path: str) -> dict[str, str]:
 def _wanted(found: Iterable[Member], left_out: Counter[str]) -> Iterator[Member]:
     """Yields images and inner archives; counts all others by kind."""
     for member in found:
+        other = member.name.endswith(".cls") or Path(member.name).parent.name in PICKLES
+        refuse(member.where, (other, "the commands webdataset, cifar_python read such archives"))
         kind = None if member.is_archive else kind_left_out(Path(member.name).name)
         if kind is None:
             yield member
@@ -256,45 +246,74 @@ def _images_of(member: Member, left_out: Counter[str]) -> Iterator[Member]:
         yield image
 
 
-def read_cifar10_binary(options: Options) -> Converted:
-    """Reads the official cifar-10-binary.tar.gz: 50,000 training and 10,000 test images of 32x32.
+# --- WebDataset -----------------------------------------------------------------------------------
 
-    A record is a label byte, then the red, green and blue planes. (The archive for Python is a
-    pickle, which could run code; it is not read.)
+
+def read_webdataset(options: Options) -> Converted:
+    """Reads tar archives of WebDataset.
+
+    Consecutive files of one name, up to its first dot, are a sample: an image, and a label in a
+    `.cls` (an integer), or else a field of a `.json`, or else a `.txt` (an integer or a name).
+    Archives are read twice: for the labels, then for the images.
 
     Raises:
-      BadInputError: the archive is damaged, or is another one.
+      BadInputError: an archive is damaged, or a sample has two images, no image or no label.
     """
-    archive, files = options.input, {}
-    for member in read_archive(archive):
-        name = Path(member.name).name
-        if name in (*CIFAR_TRAIN, CIFAR_TEST, CIFAR_NAMES):
-            refuse(
-                member.where,
-                (member.size > CIFAR_FILE_BYTES, f"{member.size:,} bytes: too big"),
-                (name in files, f"a second {name}; remove one from the archive"),
-            )
-            files[name] = member.read()
-    train = [name for name in CIFAR_TRAIN if name in files]
-    lacking = "holds no data_batch_*.bin and test_batch.bin; download cifar-10-binary.tar.gz"
-    refuse(archive, (not train or CIFAR_TEST not in files, lacking))
-    with refusing(f"{archive}:{CIFAR_NAMES}: not UTF-8 text", UnicodeDecodeError):
-        names = tuple(files.get(CIFAR_NAMES, b"").decode().split())
-    names = names or tuple(map(str, range(CIFAR_CLASSES)))
+    left_out: Counter[str] = Counter()
 
-    def read(name: str) -> Images:
-        data, where = files[name], f"{archive}:{name}"
-        record = f"{len(data):,} bytes, not a multiple of {CIFAR_RECORD_BYTES:,}: it is cut short; "
-        wrong = len(data) % CIFAR_RECORD_BYTES or not data
-        refuse(where, (wrong, record + "download it again"))
-        records = np.frombuffer(data, np.uint8).reshape(-1, CIFAR_RECORD_BYTES)
-        check_labels(records[:, 0], where, len(names))
-        labels = {*records[:, 0].tolist()}
-        return Images(names, labels, len(records), lambda: map(_cifar_example, records))
+    def read(path: str) -> Images:
+        samples = partial(_samples, path, options.label_column)
+        labels = [label for label, *_ in samples(Counter(), lambda image: b"")]
+        return Images((), {*labels}, len(labels), partial(samples, left_out, Member.read))
 
-    return joined({"train": train, "test": [CIFAR_TEST]}, read)
+    return dataclasses.replace(joined(options.input, read), left_out=left_out)
 
 
-def _cifar_example(record: np.ndarray) -> tuple[int, bytes]:
-    planes = record[1:].reshape(3, 32, 32)  # red first
-    return int(record[0]), png(planes.transpose(1, 2, 0))
+def is_webdataset(path: str) -> bool:
+    """Returns whether the first image of a tar archive has its label beside it, of one name."""
+    kinds = ({*map(_kind, some)} for _, some in itertools.groupby(read_archive(path), _key))
+    first = next((sample for sample in kinds if "image" in sample), set())
+    return not first.isdisjoint(LABELS)
+
+
+def _samples(path: str, field: str, left_out: Counter[str], read: Any) -> Iterator[tuple]:
+    """Yields the label, the image, which `read` reads, and the place of each sample."""
+    readers = {"image": read, **dict.fromkeys(LABELS, Member.read)}
+    for key, sample in itertools.groupby(read_archive(path), _key):
+        found: dict[str, tuple[str, bytes]] = {}
+        for member in sample:
+            kind = _kind(member)
+            refuse(member.where, (kind in found, f"a second {kind} of {key}; remove one"))
+            found[kind] = member.where, readers[kind](member) if kind in readers else b""
+        if "image" in found:
+            where, image = found.pop("image")
+            kind = next((kind for kind in LABELS if kind in found), "")
+            refuse(where, (not kind, f"has no label: no {', '.join(LABELS)} of its name follows"))
+            yield _label_in(kind, *found.pop(kind), field), image, where
+        problem = f"no image of this name ({', '.join(IMAGE_SUFFIXES)})"
+        refuse(f"{path}:{key}.cls", (".cls" in found, problem))
+        left_out.update(kind or "no suffix" for kind in found)
+
+
+def _key(member: Member) -> str:
+    """Returns the path of a file up to the first dot of its name."""
+    return _NAME.fullmatch(member.name)[1]
+
+
+def _kind(member: Member) -> str:
+    """Returns "image", or the end of a file's name from the first dot on."""
+    suffix = _NAME.fullmatch(member.name)[2].lower()
+    return "image" if suffix in IMAGE_SUFFIXES else suffix
+
+
+def _label_in(kind: str, where: str, content: bytes, field: str) -> int | str:
+    """Returns the label in a file of a kind of LABELS; raises BadInputError where it holds none."""
+    text = decoded(content, where).strip()
+    with refusing(f"{where}: no label", KeyError, TypeError, ValueError):
+        label = parse_json(text)[field] if kind == ".json" else text
+        label = int(label) if kind == ".cls" or (kind == ".txt" and text.isdecimal()) else label
+    number = type(label) is int and 0 <= label < MAX_CLASSES
+    fits = number or (isinstance(label, str) and label.strip() and label.isprintable())
+    needed = f"a number from 0 to {MAX_CLASSES - 1:,} or the name of a class"
+    refuse(where, (not fits, f"label {reprlib.repr(label)}; needs {needed}"))
+    return composed(label)

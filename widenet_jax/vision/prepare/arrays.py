@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO, Any
 
@@ -18,6 +18,7 @@ from widenet_jax.vision.prepare.packing import Converted, Images, check_labels, 
 MAX_TABLE_BYTES = 256 << 20  # of the offsets, labels and class names of a pack
 MAX_CLASSES = 1_000_000  # a label that a damaged file holds must not size the table of class names
 IMAGE_ROWS, LABEL_ROWS = 256, 1 << 16  # read at once
+IMAGE_COLUMNS = ("image", "img")  # of a parquet file
 # The tables of an .npz file and their kinds of dtypes, where it names the classes, or does not.
 NAMED, UNNAMED = {"class_names": "Uiu", "labels": "iu"}, {"labels": "Uiu"}
 
@@ -141,22 +142,27 @@ def _read_tables(
 def read_parquet(options: Options) -> Converted:
     """Reads parquet files of images, each bytes or a struct {bytes, path}, with a label.
 
+    Without options the images are in the column `image` or `img`, the labels in `label`.
+
     A label is a text, the class's name, or an integer. The names of integers come from the
     description that the `datasets` library stores in the file; without one they are "0", "1", ...
 
     Raises:
       BadInputError: a file is damaged, or has other columns, or a label is no class.
     """
-    columns = [options.image_column, options.label_column]
-    return joined(options.input, partial(_read_table, columns=columns))
+    images = [options.image_column] if options.image_column else IMAGE_COLUMNS
+    choices = {"--image-column": images, "--label-column": [options.label_column]}
+    return joined(options.input, partial(_read_table, choices=choices))
 
 
-def _read_table(path: str, columns: list[str]) -> Images:
+def _read_table(path: str, choices: Mapping[str, Sequence[str]]) -> Images:
     with _open_table(path) as file:
-        schema = file.schema_arrow
-        for column, option in zip(columns, ("--image-column", "--label-column"), strict=True):
+        schema, columns = file.schema_arrow, []
+        for option, names in choices.items():
+            columns += (found := [name for name in schema.names if name in names])
             known = f"there are {', '.join(schema.names)} (choose with {option})"
-            refuse(path, (schema.names.count(column) != 1, f"no column {column!r}; {known}"))
+            needed = f"needs one column {' or '.join(map(repr, names))}; {known}"
+            refuse(path, (len(found) != 1, needed))
         image, label = (schema.field(column).type for column in columns)
         no_labels = f"column {columns[1]!r} holds {label}; needs integers or text"
         no_images = f"column {columns[0]!r} holds {image}; needs images as bytes"

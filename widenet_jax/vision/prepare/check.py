@@ -22,6 +22,7 @@ from widenet_jax.vision.data.files import decode
 from widenet_jax.vision.data.folders import ImageFolder, files_below, read_photo
 from widenet_jax.vision.prepare import archives, arrays, packing
 
+TAR = re.compile(r"\.(tar(\.\w+)?|tgz)$")
 LEAST = 5  # images; a class with fewer is named
 
 
@@ -77,15 +78,17 @@ def reader_of(file: str, text: str) -> str:
 
     `text` is the column of a corpus, see `arrays.image_column`.
     """
-    archives.refuse_pickles(os.path.abspath(file), file)
     name = os.path.basename(file).lower()
     if name.endswith(".npz"):
         return "arrays:read_npz"
     if name.endswith(".parquet"):
         return "arrays:read_parquet" if arrays.image_column(file, text) else ""
-    if not re.search(r"\.(tar(\.\w+)?|tgz)$", name):
-        return ""
-    return "archives:read_" + ("cifar10_binary" if "cifar-10-binary" in name else "tar")
+    if not TAR.search(name):
+        folder = os.path.basename(os.path.dirname(os.path.abspath(file)))
+        return "cifar:read_python" if folder in archives.PICKLES else ""
+    if cifar := re.search("cifar-10-(binary)|cifar-100?-(python)", name):
+        return f"cifar:read_{cifar[1] or cifar[2]}"
+    return "archives:read_" + ("webdataset" if archives.is_webdataset(file) else "tar")
 
 
 def findings_in_packs(files: Sequence[str], place: str, options: Options) -> Checked | None:
@@ -103,11 +106,13 @@ def findings_in_packs(files: Sequence[str], place: str, options: Options) -> Che
     for file in chosen:
         split = re.match("[a-z]*", os.path.basename(file).lower())[0]
         splits.setdefault(split or place, []).append(file)
+    one = chosen[0] if TAR.search(chosen[0].lower()) else os.path.dirname(chosen[0]) or "."
+    column = arrays.image_column(chosen[0], text) if "parquet" in reader else ""
     found = packing.read_set(
         Options(
             reader=f"widenet_jax.vision.prepare.{reader}",
-            input=chosen[0] if "cifar10" in reader else splits,
-            image_column=arrays.image_column(chosen[0], text) if "parquet" in reader else "",
+            input=one if "cifar" in reader else splits,
+            image_column="" if column in arrays.IMAGE_COLUMNS else column,  # "": as the packer does
             label_column=options.label_column or "label",
             labels=options.labels,
         )

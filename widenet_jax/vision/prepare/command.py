@@ -13,7 +13,7 @@ def add_commands(commands: Any) -> None:
         command.set_defaults(work="widenet_jax.vision.prepare.packing:pack", reader=reader)
         add = command.add_argument
         if place == "--split":
-            text = "files of one split, joined in order; wildcards allowed; repeat for others"
+            text = "files of one split, joined in order; also a*, a{0..9}; repeat for others"
             form = {"action": "append", "metavar": "NAME=FILE,...", "help": text}
             add("--split", dest="input", required=True, **form)
         elif place == "--input":
@@ -34,11 +34,14 @@ def add_commands(commands: Any) -> None:
     add = converter("tar", "--split", "archives:read_tar", text)
     text = 'for an archive without folders: a file of lines "image-file-name class"'
     add("--labels", metavar="FILE", help=text)
+    add = converter("webdataset", "--split", "archives:read_webdataset", "WebDataset's archives")
+    add("--label-column", metavar="NAME", default="label", help="field of .json, label by default")
     add = converter("parquet", "--split", "arrays:read_parquet", "Hugging Face image parquet files")
-    add("--image-column", default="image")
-    add("--label-column", default="label")
-    text = "the official cifar-10-binary.tar.gz"
-    converter("cifar10_binary", "--input", "archives:read_cifar10_binary", text)
+    add("--image-column", metavar="NAME", help="image or img by default")
+    add("--label-column", metavar="NAME", default="label", help="label by default")
+    text = "the official cifar-10-binary.tar.gz, or its folder"
+    converter("cifar10_binary", "--input", "cifar:read_binary", text)
+    converter("cifar_python", "--input", "cifar:read_python", "the same for Python, or CIFAR-100's")
     text = "files of images and labels, or packs of jpeg, offsets, labels, class_names"
     converter("npz", "--split", "arrays:read_npz", text)
     text = "prepare a TensorFlow Datasets image set as array_record, or pack it into --out "

@@ -3,15 +3,16 @@ folders and TFDS sets.
 
 A reader turns the options of its subcommand into a `Converted`, whose labels and encoded images
 `records.write_set` packs; a layout of files that each hold many images is one function from a file
-to `Images`, which `joined` puts together. `archives` and `arrays` hold the other readers. A new
+to `Images`, which `joined` puts together. `archives`, `arrays` and `cifar` hold the others. A new
 layout is one new reader, and a subcommand in `command`. JPEG and PNG files are kept byte for byte.
-Nothing is unpickled.
+Only `cifar` unpickles, and runs no code.
 """
 
 import dataclasses
 import glob
 import itertools
 import os
+import re
 import sys
 import unicodedata
 from collections import Counter
@@ -265,13 +266,22 @@ def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
         place, (name, separator, patterns) = f"--split {option}", option.partition("=")
         fits = separator and name.isidentifier()
         refuse(place, (not fits, "expected NAME=FILE[,FILE...]"))
-        for pattern in patterns.split(","):
+        for pattern in itertools.chain.from_iterable(map(_numbered, patterns.split(","))):
             matching = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
             refuse(place, (not matching, f"no file {pattern}"))
             found.setdefault(name, []).extend(matching)
         if odd := shards_text(found[name]):
             print(f"note: --split {name}: {odd}", file=sys.stderr)
     return found
+
+
+def _numbered(pattern: str) -> Iterator[str]:
+    """Returns a-00, a-01, ... of a-{00..12}, as a shell; any other pattern alone."""
+    match = re.fullmatch(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", pattern)
+    before, first, last, after = match.groups() if match else (pattern, "", "", "")
+    a, b = int(first or 0), int(last or 0)
+    numbers = (range(a, b + 1) or range(a, b - 1, -1)) if match else [""]
+    return (before + str(number).zfill(len(first)) + after for number in numbers)
 
 
 def composed(label: Any) -> Any:
