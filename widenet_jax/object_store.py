@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from errno import ENOENT
 from typing import IO, Any
 from uuid import uuid4
@@ -310,21 +310,28 @@ def probe(directory: epath.Path) -> None:
     store, place = fsspec.filesystem("gs"), f"{directory}/probe-{uuid4().hex[:8]}.tmp"
     bucket, name, _ = store.split_path(place)
     Patience.failing = None  # an earlier run of this process may have ended with its store
-    try:
+    with found(bucket):
         store.call("GET", "b/{}/o", bucket, prefix=name, json_out=True)
         store.pipe_file(place, b"")
         store.cat_file(place)
         store.rm_file(place)
+
+
+@contextmanager
+def found(bucket: str) -> Iterator[None]:
+    """Raises NoAccessError in place of a FileNotFoundError, where this is the bucket's."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise NoAccessError(404, MEND[404], f"gs://{bucket}") from error
 
 
 def ask(*places: str) -> None:
-    """Raises NoAnswerError unless the stores of some places answer, whatever they say."""
+    """Lists one object of each of some places; raises as `probe`."""
     store = fsspec.filesystem("gs")
     for place in places:
         bucket, name, _ = store.split_path(place)
-        with suppress(OSError):
+        with found(bucket):
             store.call("GET", "b/{}/o", bucket, prefix=name, maxResults=1)
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from widenet_jax.errors import INTERRUPTED, STOPPED, RunFailedError, StoppedError
+from widenet_jax.errors import INTERRUPTED, STOPPED, NoAccessError, RunFailedError, StoppedError
 
 SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 TIME_IS_UP = "time is up (--max_seconds)"
@@ -239,7 +239,8 @@ class Watchdog:
       dump_after_seconds: print the stacks this long after the last beat, and again each time as
         much more time has passed. 0: never.
       exit_after_seconds: end the process with exit code 3 this long after the last beat. 0: never.
-      ask: asks the run's object stores; raises RunFailedError if they do not answer.
+      ask: asks the run's object stores; raises RunFailedError if they do not answer, and
+        NoAccessError if they refuse.
     """
 
     EXIT_CODE = 3
@@ -284,7 +285,7 @@ class Watchdog:
                 self.store = ""
             if silent >= ASK_SECONDS * (self.asked + 1):
                 self.asked += 1
-                self._ask(stuck)
+                self._ask(stuck, silent)
             if due or end:
                 self.dumps += 1
                 say(f"watchdog: {stuck}; stacks of all threads:")
@@ -297,13 +298,16 @@ class Watchdog:
                 )
                 os._exit(self.EXIT_CODE)  # the main thread hangs, so nothing can be closed
 
-    def _ask(self, stuck: str) -> None:
+    def _ask(self, stuck: str, silent: float) -> None:
         last = self.last
         try:
             self.ask()
         except RunFailedError as error:
             if self.last == last:
                 end_process(f"failed: {stuck}: {error}", self.EXIT_CODE)
+        except NoAccessError as error:  # a request of the run itself tells so, mostly at once
+            if self.last == last and silent >= STORE_SECONDS:
+                end_process(f"error: {stuck}: {error}", 2)
 
     def close(self) -> None:
         """Ends the thread."""
