@@ -78,21 +78,24 @@ def served() -> Iterator[str]:
 @contextmanager
 def reached(url: str) -> Iterator[None]:
     """Lets gcsfs in this process use the server at `url`, with settings of its own."""
-    from etils.epath import backend
-    from fsspec import AbstractFileSystem, config
+    from fsspec import config
 
-    kept = (
-        backend.fsspec_backend._get_filesystem.cache_clear,
-        AbstractFileSystem.clear_instance_cache,
-    )
     with pytest.MonkeyPatch.context() as patch, ExitStack() as after:
         for name, value in environment(url).items():
             patch.setenv(name, value)
         patch.setitem(config.conf, "gcs", {"token": "anon"})
-        for forget in kept:
-            forget()
-            after.callback(forget)
+        forget()
+        after.callback(forget)
         yield
+
+
+def forget() -> None:
+    """Has this process reach gs:// anew."""
+    from etils.epath import backend
+    from fsspec import AbstractFileSystem
+
+    backend.fsspec_backend._get_filesystem.cache_clear()
+    AbstractFileSystem.clear_instance_cache()
 
 
 def answers(port: int) -> bool:
@@ -113,8 +116,9 @@ class Way:
       sent, received: bytes of bodies, to and from the server.
       seconds: that each request takes longer.
       fault: called with each request; says what becomes of it: a status, that is answered in the
-        server's place; "reset", no answer; "lost", none though the server did it; "cut", half the
-        answer; "silent", none while the way is open; None, the server's answer.
+        server's place, as 403 or "403 REASON"; "reset", no answer; "lost", none though the server
+        did it; "cut", half the answer; "silent", none while the way is open; None, the server's
+        answer.
     """
 
     url: str
@@ -163,9 +167,11 @@ def way(
                 closed.wait()
             if fault in ("silent", "reset"):
                 return self.hang_up()
-            if isinstance(fault, int):
-                error = {"code": fault, "message": f"status {fault} for a test"}
-                return self.answer(fault, [], json.dumps({"error": error}).encode())
+            status, _, reason = str(fault).partition(" ")
+            if status.isdecimal():
+                error = {"code": int(status), "message": f"status {status} for a test"}
+                error["errors"] = [{"reason": reason}]
+                return self.answer(int(status), [], json.dumps({"error": error}).encode())
             headers = {k: v for k, v in self.headers.items() if k.lower() not in OWN}
             self.server_side.request(self.command, self.path, body, headers)
             answer = self.server_side.getresponse()

@@ -1,21 +1,26 @@
 """Workdirs and files on gs://, on a server of its protocol: see `gcs.py`."""
 
-import random
 import string
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import gcs
+import numpy as np
 import pytest
+from image_sources import png
 from small_runs import command, finish, run_here, start
 
 from widenet_jax import files
+from widenet_jax.data.pipeline import eval_batches
+from widenet_jax.data.records import write_set
 from widenet_jax.errors import BadInputError, NoAccessError, NoAnswerError
 from widenet_jax.files import absolute, is_gone, matching, read_json, write_bytes, write_json
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
 from widenet_jax.vision.data.folders import read_photo
+from widenet_jax.vision.data.packed import ArrayRecord
 from widenet_jax.vision.predict import image_paths
 
 TRACKING = {"tensorboard": True, "wandb_project": ""}
@@ -23,11 +28,11 @@ TRACKING = {"tensorboard": True, "wandb_project": ""}
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> type:
-    """How long this process sends requests again: 0.3 s, after short waits."""
+    """How long this process sends requests again: 0.6 s, after short waits."""
     from widenet_jax import object_store
 
     monkeypatch.setattr(object_store, "FIRST_WAIT", 0.02)
-    monkeypatch.setattr(object_store.Patience, "seconds", 0.3)
+    monkeypatch.setattr(object_store.Patience, "seconds", 0.6)
     monkeypatch.setattr(object_store.Patience, "told", -1e9)
     return object_store.Patience
 
@@ -75,6 +80,7 @@ def test_names_of_every_other_character(bucket: str):
     assert is_gone(place / "a.json") and not place.exists()
 
 
+OF_SET = {"class_names": ["a", "b"], "provenance": {}}
 ASKING = (  # of a file that is there
     read_json,
     lambda file: write_json(file, {"a": 1}),
@@ -91,7 +97,10 @@ def after(times: int, fault: int | str) -> Callable[[str], int | str | None]:
     return lambda request: next(left, None)
 
 
-@pytest.mark.parametrize("fault", [408, 429, 500, 503, "reset", "silent", "cut", "lost"])
+TOO_FAST = ("403 rateLimitExceeded", "403 userRateLimitExceeded")
+
+
+@pytest.mark.parametrize("fault", [408, 429, *TOO_FAST, 500, 503, "reset", "silent", "cut", "lost"])
 def test_a_request_that_fails_is_sent_again(
     bucket: str, gcs_server: str, fault: int | str, patience: type, capsys: pytest.CaptureFixture
 ):
@@ -124,6 +133,13 @@ def test_a_request_that_is_refused_is_not_sent_again(bucket: str, gcs_server: st
         assert len(way.requests) < 3 * len(ASKING)
 
 
+def test_a_bucket_that_is_gone(bucket: str, gcs_server: str):
+    """Nothing else answers 404 to an upload."""
+    told = pytest.raises(NoAccessError, match=r"a\.json: no such bucket; check its name, or crea")
+    with gcs.way(gcs_server, lambda request: 404) as way, gcs.reached(way.url), told:
+        write_json(absolute(bucket) / "a.json", {})
+
+
 @pytest.mark.parametrize("fault", [503, "silent"])
 def test_a_request_without_an_answer_ends_in_one_line(
     bucket: str, gcs_server: str, fault: int | str, patience: type
@@ -154,6 +170,70 @@ def test_a_directory_is_deleted_though_an_answer_fails(
         assert not place.exists()
 
 
+def test_a_login_that_cannot_be_read_is_named(
+    bucket: str, gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """gcsfs then sends requests without one, and the store would only say that it knows no one."""
+    from fsspec import config
+
+    key = tmp_path / "key.json"
+    key.write_text("{")
+    for status in (401, 403):
+        with gcs.way(gcs_server, lambda request, s=status: s) as way, gcs.reached(way.url):
+            with pytest.raises(NoAccessError) as told:  # no login is asked for
+                absolute(bucket).exists()
+            assert "credentials were sent" not in str(told.value)
+            monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+            monkeypatch.setitem(config.conf, "gcs", {})
+            gcs.forget()
+            with pytest.raises(NoAccessError, match=f"{status}.* sent: .*key.json is not a valid"):
+                absolute(bucket).exists()
+
+
+@pytest.mark.parametrize(
+    "fault, kind, told",
+    [
+        (401, NoAccessError, r"^gs://bucket: status 401 for a test \(status 401\); log in with"),
+        (403, NoAccessError, r"^gs://bucket: status 403 for a test \(status 403\); give this acc"),
+        *((fault, NoAnswerError, r"\(status 403 for a test\): see whether") for fault in TOO_FAST),
+        (503, NoAnswerError, r"^gs:// does not answer \(.*status 503 for a test\): see whether"),
+        ("reset", NoAnswerError, r"^gs:// does not answer \(.*\): see whether"),
+    ],
+)
+def test_what_tensorstore_is_answered(
+    bucket: str, gcs_server: str, fault: int | str, kind: type[Exception], told: str
+):
+    """It has requests of its own, and on the second host of a run there are no others."""
+    import tensorstore as ts
+
+    from widenet_jax.object_store import of_tensorstore
+
+    tries = ts.Context({"gcs_request_retries": {"initial_delay": "10ms", "max_retries": 1}})
+    with gcs.way(gcs_server, lambda request: fault) as way, gcs.reached(way.url):
+        place = {"driver": "gcs", "bucket": gcs.BUCKET, "path": f"{Path(bucket).name}/"}
+        store = ts.KvStore.open({"driver": "ocdbt", "base": place}, context=tries).result()
+        with pytest.raises(ValueError, match="ocdbt") as error:
+            store.write("a", b"1").result()
+    named = of_tensorstore(error.value, absolute(bucket))
+    assert type(named) is kind
+    with pytest.raises(kind, match=told):
+        raise named
+    assert of_tensorstore(other := ValueError("a"), absolute(bucket)) is other
+
+
+@pytest.mark.parametrize("seconds", [15, 18, 40, 60, 600])
+def test_tensorstore_asks_as_long_as_others(seconds: float):
+    from orbax.checkpoint._src.serialization.tensorstore_utils import _BASE_TS_CONTEXT
+
+    from widenet_jax.checkpoint.failed_save import bound_tries
+
+    bound_tries(seconds)
+    limits = _BASE_TS_CONTEXT["gcs_request_retries"]
+    first, longest = (float(limits[f"{name}_delay"][:-1]) for name in ("initial", "max"))
+    waits = sum(min(first * 2**n, longest) for n in range(limits["max_retries"]))
+    assert seconds <= waits <= seconds + longest
+
+
 def test_a_token_that_no_server_gives_may_come_later():
     """As where the metadata server of a virtual machine restarts; a login that is over stays so."""
     from gcsfs.retry import HttpError
@@ -173,6 +253,24 @@ def test_a_token_that_no_server_gives_may_come_later():
         assert refusal(error) is None
     for error in (over, raised(over), raised(None)):
         assert refusal(error)[0] == 401
+    assert "invalid_grant" in refusal(raised(over))[1]
+
+
+def test_a_read_of_a_shard_that_is_refused_once(bucket: str, gcs_server: str, tmp_path: Path):
+    """The image is neither skipped nor called damaged; refused for good, it is the store's line."""
+    write_set(tmp_path / "set", {"train": [(0, png(1)), (1, png(2))]}, **OF_SET)
+    for file in (tmp_path / "set").iterdir():
+        write_bytes(absolute(bucket) / file.name, file.read_bytes())
+    for fault in (401, 403, TOO_FAST[0], 404):
+        with gcs.way(gcs_server) as way, gcs.reached(way.url):
+            images, once = ArrayRecord(bucket, "train"), after(1, fault)
+            way.fault = lambda it, once=once: once(it) if "array_record?alt=media" in it else None
+            assert [images[index]["label"] for index in (1, 0)] == [1, 0]
+            assert once("") is None  # it was met
+    with gcs.way(gcs_server) as way, gcs.reached(way.url):
+        images, way.fault = ArrayRecord(bucket, "train"), lambda request: 403
+        with pytest.raises(NoAccessError, match="gs://bucket: status 403 for a test; give this"):
+            images[0]
 
 
 def test_images_to_predict(bucket: str, capsys: pytest.CaptureFixture):
@@ -230,6 +328,34 @@ def test_a_run_on_gs_ends_as_a_local_one(bucket: str, gcs_server: str, tmp_path:
     # without two checkpoints, 26 objects each.
     assert first < 330
     assert len(way.requests) - first < 500
+
+
+class Asked:
+    """Examples that tell how the process which reads them reaches gs://, and its patience."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        store = type(fsspec.filesystem("gs"))
+        own = store.__module__ == "widenet_jax.object_store"
+        seconds = sys.modules[store.__module__].Patience.seconds if own else -1.0
+        return {"own": np.bool_(own), "seconds": np.float32(seconds)}
+
+    def describe(self, index: int) -> str:
+        return f"example {index}"
+
+
+@pytest.mark.slow
+def test_processes_that_read_data_ask_as_long_as_the_run(bucket: str):
+    from widenet_jax.object_store import patience
+
+    absolute(bucket)
+    arrays = lambda example, rng: {name: example[name] for name in ("own", "seconds")}  # noqa: E731
+    how = {"batch_size": 4, "positions": np.arange(4), "transform": arrays, "prefetch": 1}
+    with patience(2.0), eval_batches(Asked(), num_workers=1, **how) as batches:
+        batch = next(batches)
+    assert batch["own"].all() and set(batch["seconds"]) == {120.0}
 
 
 @pytest.mark.slow
@@ -334,51 +460,6 @@ def test_a_run_ends_where_an_outage_lasts(
     assert last.startswith("failed: ") and "gs:// does not answer (" in last
     print(last)
     finish(start(run))
-    assert_same_as(bucket, digits_unbroken)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("request_number", range(0, 130, 10))
-def test_a_run_killed_in_a_save_resumes_to_the_same_bytes(
-    bucket: str, gcs_server: str, request_number: int, digits_unbroken: Path
-):
-    """Before one of the requests of the first saves: of the best checkpoint and the last."""
-    run, place, seen = command(bucket, **{"evaluation.every": "10 steps"}), Path(bucket).name, []
-
-    def kill(request: str) -> str | None:
-        if f"{place}/checkpoints/10" in request or f"{place}/best/10" in request:
-            seen.append(request)
-        if len(seen) <= request_number:
-            return None
-        process.kill()
-        return "reset"
-
-    with gcs.way(gcs_server) as way, gcs.reached(way.url):
-        process = start(run)
-        way.fault = kill
-        finish(process, -9)
-    finish(start(run))
-    assert_same_as(bucket, digits_unbroken)
-    for series in ("checkpoints", "best"):
-        for checkpoint in matching(absolute(bucket) / series, "*"):
-            assert (checkpoint / "commit_success.txt").exists(), checkpoint
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_a_run_with_random_faults_ends_as_a_local_one(
-    bucket: str, gcs_server: str, seed: int, digits_unbroken: Path
-):
-    """5% of all answers, and 15% of those to what changes an object."""
-    chance, faults = random.Random(seed), (408, 429, 500, 503, "reset", "cut", "lost")
-
-    def fault(request: str) -> int | str | None:
-        if not request.startswith("GET") and chance.random() < 0.15:
-            return "lost"
-        return chance.choice(faults) if chance.random() < 0.05 else None
-
-    with gcs.way(gcs_server, fault) as way, gcs.reached(way.url):
-        finish(start(command(bucket, **{"evaluation.every": "10 steps"})))
     assert_same_as(bucket, digits_unbroken)
 
 

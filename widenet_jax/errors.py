@@ -239,10 +239,11 @@ def check_format(stored: Mapping[str, Any], known: int, *, place: object) -> Non
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, at most 200 characters."""
+    """Returns the first line of an error's message; of others' errors at most 200 characters."""
+    limit = None if isinstance(error, NoAccessError | RunFailedError) else 200
     silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     text = str(error).strip() or silent
-    return text.splitlines()[0][:200]
+    return text.splitlines()[0][:limit]
 
 
 @contextmanager

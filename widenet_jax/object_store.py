@@ -3,8 +3,8 @@
 A request that a store refuses ends in `NoAccessError` at once. A request that it does not answer
 (silence, a lost connection, 408, 429, 5xx) is sent again for 15 s at a start, and for
 `config.checkpoint.retry_minutes` once a run trains; then `NoAnswerError` ends it. TensorStore,
-which reads and writes the arrays of checkpoints, tries as long (`checkpoint.failed_save`); where it
-reads packed sets (`data.ranges`), it tries for 15 minutes.
+which reads and writes the arrays of checkpoints, tries as often (`checkpoint.failed_save`);
+where it or ArrayRecord takes longer, the run's watchdog asks in their place.
 """
 
 import asyncio
@@ -21,10 +21,12 @@ from typing import IO, Any
 from uuid import uuid4
 
 import fsspec
+import gcsfs.core
+import google.auth
 from aiohttp import ClientError, ClientTimeout
 from etils import epath
 from gcsfs.core import GCSFile, GCSFileSystem  # not the one that asks for a bucket's type by gRPC
-from gcsfs.retry import ChecksumError, HttpError
+from gcsfs.retry import ChecksumError, HttpError, validate_response
 from google.auth.exceptions import GoogleAuthError, TransportError
 from requests import RequestException
 
@@ -46,6 +48,18 @@ MEND = {
     404: "no such bucket; check its name, or create it",
 }
 request_once = GCSFileSystem._request.__wrapped__  # without gcsfs's own six tries
+# Of a 403 that may pass, unlike others: rateLimitExceeded, userRateLimitExceeded.
+TOO_FAST = re.compile(r"\breason\W+(rateLimitExceeded|userRateLimitExceeded)\b")
+
+
+def check_answer(status: int, content: bytes, *place: Any) -> None:
+    """As gcsfs's own check, whose errors tell no reason: a 403 of TOO_FAST becomes a 429."""
+    if status == 403 and (reason := TOO_FAST.search(content.decode(errors="replace"))):
+        raise HttpError({"code": 429, "message": reason[1]})
+    validate_response(status, content, *place)
+
+
+gcsfs.core.validate_response = check_answer
 
 
 class Patience:
@@ -85,6 +99,8 @@ class Store(GCSFileSystem):
         stall = min(STALL_SECONDS, Patience.seconds / 3)
         limits = {"sock_connect": stall, "sock_read": stall}
         self.requests_timeout = ClientTimeout(total=REQUEST_SECONDS, **limits)
+        url = self._format_path(path, args)
+        place = "gs://" + "".join(re.findall(r"/b/([^/]+)", url)[-1:])
         while True:
             try:
                 Traffic.requests += 1
@@ -96,15 +112,15 @@ class Store(GCSFileSystem):
                 Patience.failing = None
                 if method == "DELETE":  # perhaps by an earlier try, whose answer was lost
                     return 204, {}, None, b""
-                place = self._format_path(path, args)
-                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), place) from None
+                if "/upload/" in url:
+                    raise NoAccessError(404, MEND[404], place) from None
+                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), url) from None
             except Exception as error:
                 created = "ifGenerationMatch" in options  # the caller asks whether it exists
-                buckets = re.findall(r"/b/([^/]+)", self._format_path(path, args))
-                place = "gs://" + "".join(buckets[-1:])
                 reason = refusal(error, created=created)
                 if reason and (reason[0] != 401 or wait > FIRST_WAIT):  # a token may just expire
-                    raise NoAccessError(*reason, place) from error
+                    why = self._why_anonymous() if reason[0] in (401, 403) else ""
+                    raise NoAccessError(reason[0], reason[1] + why, place) from error
                 if not (reason or may_pass(error)):
                     raise
                 if not reason:
@@ -112,12 +128,22 @@ class Store(GCSFileSystem):
                 Patience.failing = Patience.failing or began
                 since = min(began, Patience.failing)
                 if (left := since + Patience.seconds - time.monotonic()) <= 0:
-                    raise NoAnswerError(
-                        f"{NO_ANSWER} ({first_line(error)}): see whether this machine's network "
-                        "reaches it, then run the same command again"
-                    ) from error
+                    raise no_answer(first_line(error)) from error
             await asyncio.sleep(min(wait, left))
             wait = min(2 * wait, LONGEST_WAIT)
+
+    def _why_anonymous(self) -> str:
+        """Returns why gcsfs, which says nothing of it, sends no credentials; "" where it does.
+
+        Also "" where the user asked for none.
+        """
+        if self.credentials.method != "anon" or self.credentials.token:
+            return ""
+        try:
+            google.auth.default()
+        except (GoogleAuthError, ValueError) as error:
+            return f"; no credentials were sent: {first_line(error)}"
+        return ""
 
     async def _info(self, path: str, generation: str | None = None, **options):
         """Describes an object or a directory, by one listing; gcsfs takes two or three requests."""
@@ -214,6 +240,8 @@ def refusal(error: Exception, *, created: bool = False) -> tuple[int, str] | Non
     match error:
         case Exception() if may_pass(error):
             return None
+        case HttpError(__cause__=GoogleAuthError() as why):  # of a login that is over
+            status, text = 401, first_line(why)
         case HttpError():
             status = int(status or 0)
         case GoogleAuthError():
@@ -230,12 +258,41 @@ def refusal(error: Exception, *, created: bool = False) -> tuple[int, str] | Non
     return status, f"{text or f'status {status}'}; {mend}"
 
 
+def no_answer(reason: str) -> NoAnswerError:
+    """Returns the error of requests that have been sent again for as long as they may."""
+    mend = "see whether this machine's network reaches it, then run the same command again"
+    return NoAnswerError(f"{NO_ANSWER} ({reason}): {mend}")
+
+
+def of_tensorstore(error: Exception, place: epath.Path) -> Exception:
+    """Returns the error of this module that one of TensorStore's own requests stands for.
+
+    Other errors are returned as they are.
+    """
+    text = str(error)
+    found = re.search(r"([^:]+?) \[(?:curl_code|http_response_(?:body|code))=", text)
+    if not found:
+        return error
+    code = re.search(r"http_response_code='(\d+)'", text)
+    status, reason = int(code[1]) if code else 0, found[1].strip()
+    if not code or passes(status) or TOO_FAST.search(text):
+        return no_answer(reason)
+    bucket = re.match(r"gs://[^/]+", str(place))
+    mend = MEND.get(status, "correct what this names")
+    return NoAccessError(status, f"{reason} (status {status}); {mend}", bucket[0])
+
+
+def passes(status: int) -> bool:
+    """Returns whether a request that is answered by a status may succeed when it is sent again."""
+    return status in LATER or status >= 500
+
+
 def may_pass(error: Exception) -> bool:
     """Returns whether a request may succeed when it is sent again."""
     if isinstance(error, HttpError):
-        status, cause = int(error.code or 0), error.__cause__
+        cause = error.__cause__
         no_token = isinstance(cause, GoogleAuthError) and may_pass(cause)
-        return status in LATER or status >= 500 or no_token
+        return passes(int(error.code or 0)) or no_token
     if isinstance(error, GoogleAuthError):  # the cause: of a virtual machine's metadata server
         return error.retryable or TransportError in (type(error), type(error.__cause__))
     lost = (ClientError, RequestException, ChecksumError, ConnectionError, TimeoutError)
@@ -261,13 +318,30 @@ def probe(directory: epath.Path) -> None:
     """
     store, place = fsspec.filesystem("gs"), f"{directory}/probe-{uuid4().hex[:8]}.tmp"
     bucket, name, _ = store.split_path(place)
-    try:
+    Patience.failing = None  # an earlier run of this process may have ended with its store
+    with found(bucket):
         store.call("GET", "b/{}/o", bucket, prefix=name, json_out=True)
         store.pipe_file(place, b"")
         store.cat_file(place)
         store.rm_file(place)
+
+
+@contextmanager
+def found(bucket: str) -> Iterator[None]:
+    """Raises NoAccessError in place of a FileNotFoundError, where this is the bucket's."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise NoAccessError(404, MEND[404], f"gs://{bucket}") from error
+
+
+def ask(*places: str) -> None:
+    """Lists one object of each of some places; raises as `probe`."""
+    store = fsspec.filesystem("gs")
+    for place in places:
+        bucket, name, _ = store.split_path(place)
+        with found(bucket):
+            store.call("GET", "b/{}/o", bucket, prefix=name, maxResults=1)
 
 
 def write(path: str, data: bytes) -> None:

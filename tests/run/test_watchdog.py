@@ -1,5 +1,6 @@
 """A run that makes no progress prints the stacks of its threads, and ends if the config says so."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -38,6 +39,24 @@ def test_stacks_are_printed_after_each_interval_and_then_the_run_ends():
     assert done.stderr.count("in hanging") == 3
     assert done.stderr.count(" s since step 3: waiting for gs://b/run\n") == 1
     assert done.stderr.splitlines()[-1].startswith("failed: no progress for 2 s since step 3 (conf")
+
+
+def test_a_run_that_waits_for_a_store_which_does_not_answer_ends():
+    """TensorStore and ArrayRecord may go on asking for longer than a run is to wait."""
+    code = CODE.replace("STORE_SECONDS = 0.4", "ASK_SECONDS = 0.4")
+    code = code.replace("exit_after_seconds=2.0", "exit_after_seconds=20.0, ask=ask")
+    asking = """
+from widenet_jax.errors import NoAnswerError
+
+def ask(answers=iter([1, 1, 0])):
+    if not next(answers):
+        raise NoAnswerError("gs:// does not answer")
+"""
+    program = [sys.executable, "-c", asking + code]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 3
+    assert re.fullmatch(r"failed: no progress for \d s since step 3: gs:// does not answer", last)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ more lines, or later.
 """
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
@@ -29,12 +30,12 @@ with suppress(ImportError, AttributeError):
 
 
 def bound_tries(seconds: float) -> None:
-    """Lets TensorStore try a request on gs:// for about so long, from the next save or read on.
+    """Lets TensorStore try a request on gs:// for so long or longer, from the next save or read on.
 
-    It waits 1, 2, 4, 8, 16 s, then 32 s each time; by default 32 times.
+    It waits 1, 2, 4, 8 s, then 16 s each time; by default up to 32 s, 32 times.
     """
-    waits = {"initial_delay": "1s", "max_delay": "32s"}
-    tries = round(4 + max(0.0, seconds - 15.0) / 32)
+    waits = {"initial_delay": "1s", "max_delay": "16s"}
+    tries = 4 + math.ceil(max(0.0, seconds - 15.0) / 16)
     with suppress(ImportError, AttributeError):
         from orbax.checkpoint._src.serialization import tensorstore_utils
 

@@ -117,7 +117,8 @@ class Series:
             self._remove_uncommitted(step)
             self.checkpointer.save(self.directory / str(step), args=args)
         except Exception as error:
-            raise self._cannot_write(error, size) from error
+            failed = self._cannot_write(error, size)
+            raise failed from failed.__cause__
         self.writing = threading.Thread(target=self._finish, args=(size,), name="checkpoint")
         self.writing.start()
 
@@ -151,20 +152,25 @@ class Series:
             self.error = self._cannot_write(error, size)
 
     def _cannot_write(self, error: Exception, size: int) -> CannotWriteError:
-        problem, mend = first_line(error), "mend this"
-        if full := is_full(error):
-            lack, mend = space_text(self.directory, size)  # before anything is removed
-            problem = f"{full}{lack}"
+        """Returns the error of a save that has failed, whose cause may be a store's."""
+        error, full = cause_of(error, self.directory), is_full(error)
+        lack, mend = space_text(self.directory, size) if full else ("", "mend this")
         try:
-            self.remove_unfinished()
+            if not isinstance(error, NoAnswerError):  # else the next start removes them
+                self.remove_unfinished()
         except NoAnswerError as outage:  # so that is why
-            problem, mend = str(outage), "wait for it"
+            error = outage
         except OSError:
             pass
-        return CannotWriteError(
+        problem = f"{full}{lack}" if full else first_line(error)
+        if isinstance(error, NoAnswerError):
+            mend = "wait for it"
+        failed = CannotWriteError(
             f"checkpoint {self.step} could not be written to {self.directory}: {problem}; older "
             f"checkpoints are unchanged: {mend}, then run the same command again to resume"
         )
+        failed.__cause__ = error
+        return failed
 
     def check(self) -> None:
         """Raises the error of a background save that has failed since the last check."""
@@ -337,9 +343,15 @@ def errors_of_reading(path: epath.Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        cause = cause_of(error, path)
         raise CannotReadError(
-            f"{path} cannot be read: {first_line(error)}; nothing was changed, retry"
-        ) from error
+            f"{path} cannot be read: {first_line(cause)}; nothing was changed, retry"
+        ) from cause
+
+
+def cause_of(error: Exception, path: epath.Path) -> Exception:
+    """Returns an error; of a request of TensorStore's to an object store what it stands for."""
+    return require_store(path).of_tensorstore(error, path) if is_remote(path) else error
 
 
 def steps_in(directory: epath.Path) -> list[int]:

@@ -10,6 +10,7 @@ resumed run starts at a later step.
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -25,6 +26,7 @@ from widenet_jax.config.machine import usable_cores
 from widenet_jax.data import blocks
 from widenet_jax.data.contract import Batch, Data, Source, Stream, Transform
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import require_store
 
 MAX_THREADS = 16
 SMALL_SPLIT = 1000  # examples that are read before the first step
@@ -98,9 +100,10 @@ def _dataset(data: blocks.Blocks, num_workers: int, prefetch: int) -> grain.Iter
         return dataset.batch(count, batch_fn=join)
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # Grain reads absl flags when it starts processes
+    store = sys.modules.get("widenet_jax.object_store")
     dataset = dataset.mp_prefetch(
         grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=2),
-        worker_init_fn=start_worker,
+        worker_init_fn=partial(start_worker, patience=store and store.Patience.seconds),
     )
     dataset = dataset.batch(count, batch_fn=join)
     return grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=prefetch)
@@ -189,8 +192,10 @@ def _unreadable(split: Source, transform: Transform, config: Mapping[str, Any]) 
 POLL_SECONDS = 1.0
 
 
-def start_worker(worker: int, num_workers: int) -> None:
+def start_worker(worker: int, num_workers: int, *, patience: float | None = None) -> None:
     """Prepares a worker process; Grain calls this once in each, before it reads anything.
+
+    It asks gs:// for `patience` seconds where the run uses it, which None says it does not.
 
     The worker ignores Ctrl-C and SIGTERM, which reach the whole process group: the run answers
     them, and may need more batches until all hosts have stopped at the same step. A thread ends the
@@ -199,6 +204,8 @@ def start_worker(worker: int, num_workers: int) -> None:
     The kernel's parent-death signal would not do: it follows the *thread* that started the worker,
     and Grain's threads end before the run does.
     """
+    if patience:
+        require_store("gs://").Patience.seconds = patience
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -64,12 +64,18 @@ class Ranges(Sequence[bytes]):
 
     def __getitem__(self, index: int) -> bytes:
         shard, record = self.shards.locate(index)
-        try:
-            _, ends, reader = self._open(shard)
-            content = answer_of(self._coming.pop(index, None) or self._ask(index))
-        except ConnectionError as error:
-            self.shards.check(shard)  # asks in another way, and tells of a refusal
-            raise NoAnswerError(f"{NO_ANSWER} ({error}); run the same command again") from error
+        request = self._coming.pop(index, None)
+        for last in (False, True):
+            try:
+                _, ends, reader = self._open(shard)
+                content = answer_of(request or self._ask(index))
+                break
+            except ConnectionError as error:
+                self.shards.check(shard)  # asks in another way, and tells of a refusal that stays
+                if last:
+                    told = f"{NO_ANSWER} ({error}); run the same command again"
+                    raise NoAnswerError(told) from error
+                request = None
         with self._lock:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, content, ends[record])
@@ -116,9 +122,12 @@ def answer_of(request: ts.Future) -> bytes:
       ConnectionError: a store does not answer, or refuses.
     """
     try:
-        return request.result().value
+        answer = request.result()
     except ValueError as error:
         raise ConnectionError(first_line(error)) from error
+    if answer.state != "value":
+        raise ConnectionError("status 404")
+    return answer.value
 
 
 def chunk_at(content: bytes, place: int, size: int) -> bytes:

@@ -4,6 +4,7 @@ A shard that is missing or damaged as a whole raises BadInputError; a damaged re
 BadExampleError. Both messages name the file.
 """
 
+import copy
 import dataclasses
 import functools
 import os
@@ -115,10 +116,16 @@ class Packed:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        try:
-            return self._example(self._records[index])
-        except READ_ERRORS as error:
-            raise self._shards.unreadable(index, error) from None
+        # A store that has refused a read may answer the next one; ArrayRecord does not ask again.
+        whole = not is_remote(self._shards.paths[0]) or hasattr(self, "ahead")
+        for last in (whole, True):
+            try:
+                return self._example(self._records[index])
+            except READ_ERRORS as error:
+                problem = self._shards.unreadable(index, error)
+                if last:
+                    raise problem from None
+                self._records = copy.copy(self._records)  # opens its shards again
 
     def describe(self, index: int) -> str:
         return self._shards.describe(index)

@@ -99,8 +99,10 @@ class Runtime(ExitStack):
         experiment, config, info = self.experiment, self.config, self.experiment.data_info.info
         on_every_host(check_small_splits, self.data, config.data, self.task.unit, say)
         on_every_host(self._prepare_workdir)
-        self.watchdog = self.enter_context(closing(Watchdog(**config.watchdog)))
         store = str(self.workdir) if is_remote(self.workdir) else ""
+        stores = [place for place in (store, config.data.get("path", "")) if is_remote(place)]
+        ask = {"ask": partial(require_store(store).ask, *stores)} if stores else {}
+        self.watchdog = self.enter_context(closing(Watchdog(**config.watchdog, **ask)))
         self.waiting = partial(self.watchdog.beat, store=store)
         meta = {"config": workdirs.plain(config), **info}
         how = {"keep": config.checkpoint.keep, "primary_metric": self.task.primary_metric}

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from widenet_jax.errors import INTERRUPTED, STOPPED, StoppedError
+from widenet_jax.errors import INTERRUPTED, STOPPED, NoAccessError, RunFailedError, StoppedError
 
 SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 TIME_IS_UP = "time is up (--max_seconds)"
 CLOSING_SECONDS = 5.0
 STORE_SECONDS = 120.0
+ASK_SECONDS = 20.0
 # Signals this close together are one request: `timeout` signals a process and then its group.
 SAME_SECONDS = 1.0
 AGAIN = "Run the same command again"
@@ -221,7 +222,7 @@ def say(text: str) -> None:
 def end_process(text: str, code: int = STOPPED) -> NoReturn:
     """Ends the process at once, without waiting for threads, readers or other hosts.
 
-    Skips destructors and exit handlers; only for stops, where one of those may hang.
+    Skips destructors and exit handlers; only where one of those may hang.
     """
     say(text)
     sys.stdout.flush()
@@ -231,21 +232,30 @@ def end_process(text: str, code: int = STOPPED) -> NoReturn:
 class Watchdog:
     """Expects regular calls of `beat`; without them prints the stacks of all threads to stderr.
 
-    Where an object store is waited for, a line says so before.
+    Where an object store is waited for, a line says so before. The process ends where it does not
+    answer: TensorStore and ArrayRecord, which have requests of their own, ask for longer.
 
     Args:
       dump_after_seconds: print the stacks this long after the last beat, and again each time as
         much more time has passed. 0: never.
       exit_after_seconds: end the process with exit code 3 this long after the last beat. 0: never.
+      ask: asks the run's object stores; raises RunFailedError if they do not answer, and
+        NoAccessError if they refuse.
     """
 
     EXIT_CODE = 3
 
-    def __init__(self, *, dump_after_seconds: float, exit_after_seconds: float):
+    def __init__(
+        self,
+        *,
+        dump_after_seconds: float,
+        exit_after_seconds: float,
+        ask: Callable[[], object] = lambda: None,
+    ):
         self.dump_after, self.exit_after = dump_after_seconds, exit_after_seconds
-        self.what, self.store = "starting", ""
+        self.what, self.store, self.ask = "starting", "", ask
         self.last = time.monotonic()
-        self.dumps = 0
+        self.dumps = self.asked = 0
         self.closed = threading.Event()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
@@ -256,7 +266,8 @@ class Watchdog:
           what: "saving after step 100".
           store: a place on an object store that is waited for; a line says so after STORE_SECONDS.
         """
-        self.what, self.store, self.last, self.dumps = what, store, time.monotonic(), 0
+        self.what, self.store, self.last = what, store, time.monotonic()
+        self.dumps = self.asked = 0
 
     def _watch(self) -> None:
         limits = (seconds for seconds in (self.dump_after, self.exit_after) if seconds)
@@ -272,6 +283,9 @@ class Watchdog:
             if self.store and silent >= STORE_SECONDS:
                 say(f"watchdog: {stuck}: waiting for {self.store}")
                 self.store = ""
+            if silent >= ASK_SECONDS * (self.asked + 1):
+                self.asked += 1
+                self._ask(stuck, silent)
             if due or end:
                 self.dumps += 1
                 say(f"watchdog: {stuck}; stacks of all threads:")
@@ -283,6 +297,17 @@ class Watchdog:
                     "one, or to start"
                 )
                 os._exit(self.EXIT_CODE)  # the main thread hangs, so nothing can be closed
+
+    def _ask(self, stuck: str, silent: float) -> None:
+        last = self.last
+        try:
+            self.ask()
+        except RunFailedError as error:
+            if self.last == last:
+                end_process(f"failed: {stuck}: {error}", self.EXIT_CODE)
+        except NoAccessError as error:  # a request of the run itself tells so, mostly at once
+            if self.last == last and silent >= STORE_SECONDS:
+                end_process(f"error: {stuck}: {error}", 2)
 
     def close(self) -> None:
         """Ends the thread."""
