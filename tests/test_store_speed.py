@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import gcs
@@ -160,6 +161,16 @@ def flipped(content: bytes) -> bytes:
     return content[:100_000] + bytes([content[100_000] ^ 0xFF]) + content[100_001:]
 
 
+def with_end(end: bytes, content: bytes) -> bytes:
+    """Replaces the last bytes, which name the place of the footer."""
+    return content[: -len(end)] + end
+
+
+# A chunk that claims to hold 2^62 bytes.
+HUGE = bytes(32) + b"\x0c" + bytes(31) + b"z\0" + b"\x80" * 8 + b"\x40\0"
+HUGE = HUGE.ljust(ranges.BLOCK, b"\0")
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "told"),
     [
@@ -168,6 +179,10 @@ def flipped(content: bytes) -> bytes:
             lambda content: content[:50],
             BadInputError,
             f"{SHARD}: shard is unreadable (ArrayRecord file should be at ",
+        ),
+        *(
+            (partial(with_end, end), BadInputError, f"{SHARD}: shard is unreadable (")
+            for end in (bytes(ranges.BLOCK), b"\xff" * ranges.BLOCK, HUGE)
         ),
         (lambda content: b"", BadInputError, f"{SHARD}: shard is empty (0 bytes)"),
         (None, BadInputError, f"{SHARD}: shard is missing; copy the shard again"),
