@@ -209,6 +209,18 @@ def test_many_hosts_read_what_one_reads(hosts: int):
 # --- Examples that cannot be read -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [blocks.TrainBlocks, blocks.EvalBlocks])
+def test_a_source_that_raises_stop_iteration_leaves_no_row_empty(kind: type[blocks.Blocks]):
+    class Ends(list):
+        def describe(self, index: int) -> str:
+            return next(iter(()))
+
+    how = {"batch_size": 4, "start_step": 0, "num_steps": 1, "skip": False, "transform": dict}
+    how |= {"seed": 0} if kind is blocks.TrainBlocks else {}
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        kind(Ends([{}] * 4), np.arange(4), **how)[0]
+
+
 def test_a_bad_image_is_replaced_by_the_next_good_one(folder):
     stream = train_stream(folder, transform=PLAIN)
     assert sum(int(batch["bad"].sum()) for batch in stream) >= 30  # five in each of 6.7 epochs

@@ -180,7 +180,9 @@ class TrainBlocks(Blocks):
             return record, *read(self.source, record, transform, skip=self.skip)
 
         begin(self.source, records)
-        rows = enumerate(map(row, epochs.tolist(), records.tolist()))
+        # A generator, because `map` would end without an error where a source raises StopIteration.
+        places = enumerate(zip(epochs.tolist(), records.tolist(), strict=True))
+        rows = ((i, row(*place)) for i, place in places)
         return stacked(self.source, len(records), rows) | {"record": records}
 
 

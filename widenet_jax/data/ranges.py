@@ -76,6 +76,8 @@ class Ranges(Sequence[bytes]):
                     told = f"{NO_ANSWER} ({error}); run the same command again"
                     raise NoAnswerError(told) from error
                 request = None
+            except (ArithmeticError, MemoryError) as error:  # of a damaged footer
+                raise RuntimeError(first_line(error)) from error
         with self._lock:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, content, ends[record])
@@ -152,7 +154,8 @@ def chunk_at(content: bytes, place: int, size: int) -> bytes:
 
 def number_at(data: bytes, place: int) -> tuple[int, int]:
     """Returns the number that begins at a place, and where it ends; see `numbers`."""
-    end = next(k for k in range(place, len(data)) if data[k] < 128) + 1
+    last = np.argmax(np.frombuffer(data[place : place + 10], np.uint8) < 128)  # ValueError: no byte
+    end = place + int(last) + 1
     return int(numbers(data[place:end])[0]), end
 
 

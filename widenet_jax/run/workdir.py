@@ -132,7 +132,7 @@ def changed_fields(workdir: epath.Path, config: ConfigDict) -> dict[str, str]:
     sections = {name.rpartition(".")[0] for name in theirs}
     for name, row in rows_of(task_of(config)).items():
         if name in ours and name.rpartition(".")[0] in sections:
-            theirs.setdefault(name, row[0])
+            theirs.setdefault(name, json.loads(json.dumps(row[0])))
     return {
         key: f"{theirs.get(key)!r} there, {ours.get(key)!r} here"
         for key in sorted(theirs.keys() | ours.keys())

@@ -7,10 +7,10 @@ which `_pixels` makes an array of bytes. So no array of objects is made either.
 """
 
 import io
+import operator
 import os
 import pickle
-import pickletools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ def read_python(options: Options) -> Converted:
     def read(name: str) -> Images:
         where, batch = found[name]
         with refusing(f"{where}: no images and labels", Exception, advice=AGAIN):
-            labels, pixels = np.array(batch[key]), _pixels(batch["data"])
+            labels = np.array([*map(operator.index, batch[key])])
+            pixels = _pixels(batch["data"])
             if labels.dtype.kind not in "iu" or labels.shape != (len(pixels),):
                 raise ValueError(f"{len(pixels):,} images, {labels.dtype} {[*labels.shape]} labels")
         return _images(labels, pixels, names, where)
@@ -137,7 +138,40 @@ class _Call:
         self.state = state
 
 
-class _Unpickler(pickle.Unpickler):
+def _with_keys(code: bytes, keys: slice) -> Callable[[Any], None]:
+    """Returns the work of an operation of a pickle, which refuses keys other than texts.
+
+    `keys` are the places on the stack of the objects that it hashes.
+    """
+    load = pickle._Unpickler.dispatch[code[0]]
+
+    def checked(unpickler: Any) -> None:
+        for key in unpickler.stack[keys]:
+            if not isinstance(key, bytes | str):
+                raise pickle.UnpicklingError(f"{type(key).__name__} as a key")
+        load(unpickler)
+
+    return checked
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's unpickler, whose keys are checked: hashing nested tuples may crash, or never end."""
+
+    def _load_bytearray(self) -> None:
+        raise pickle.UnpicklingError("a bytearray, which takes memory before it is read")
+
+    dispatch = pickle._Unpickler.dispatch | {pickle.BYTEARRAY8[0]: _load_bytearray}
+    dispatch |= {
+        code[0]: _with_keys(code, keys)
+        for code, keys in (
+            (pickle.SETITEM, slice(-2, -1)),
+            (pickle.SETITEMS, slice(None, None, 2)),
+            (pickle.DICT, slice(None, None, 2)),
+            (pickle.ADDITEMS, slice(None)),
+            (pickle.FROZENSET, slice(None)),
+        )
+    }
+
     def find_class(self, module: str, name: str) -> type[_Call]:
         if (found := f"{module}.{name}") not in NUMPY:
             raise pickle.UnpicklingError(f"it names {found!r}, which could run code; nothing ran")
@@ -151,21 +185,24 @@ def unpickled(data: bytes, where: str) -> dict[str, Any]:
       BadInputError: it is no such pickle, or names another function or class than those of NUMPY.
     """
     with refusing(f"{where}: no pickle of arrays and labels", Exception, advice=AGAIN):
-        for count, (code, number, _) in enumerate(pickletools.genops(data)):
-            if "PUT" in code.name and number > count:  # Python allocates as many places
-                raise pickle.UnpicklingError(f"object {number:,} at operation {count:,}")
         found = _Unpickler(io.BytesIO(data), encoding="bytes").load()
         return {_text(key): value for key, value in found.items()}
 
 
 def _text(name: Any) -> str:
-    """Returns a text; Python 2 pickled it as bytes."""
-    return name.decode() if isinstance(name, bytes) else str(name)
+    """Returns a text, which Python 2 pickled as bytes; raises TypeError for another object.
+
+    A list that holds another list twice, and so on, would take for ever to print.
+    """
+    if not isinstance(name, bytes | str):
+        raise TypeError(f"{type(name).__name__} in place of a text")
+    return name if isinstance(name, str) else name.decode()
 
 
 def _pixels(call: _Call) -> np.ndarray:
     """Returns the array uint8 [n, 3 * 32 * 32] that a pickle describes."""
     _, shape, dtype, by_column, content = call.state
+    shape = tuple(map(operator.index, shape))
     if (kind := _text(dtype.arguments[0])) != "u1" or by_column or shape[1:] != (PIXEL_BYTES,):
         raise ValueError(f"data is an array of {kind} {[*shape]}, not of u1 [n, {PIXEL_BYTES:,}]")
     return np.frombuffer(content, np.uint8).reshape(shape)
