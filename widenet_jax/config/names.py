@@ -64,7 +64,7 @@ def nearest_name(asked: str, fields: Collection[str]) -> str | None:
 
 
 def from_elsewhere(fields: Collection[str]) -> dict[str, str]:
-    """Returns those of `elsewhere` whose field is among `fields`."""
+    """Returns the entries of `elsewhere` whose field is among `fields`."""
     return {name: ours for name, ours in elsewhere().items() if ours.partition("=")[0] in fields}
 
 
