@@ -315,8 +315,8 @@ def restarted(opt_state: PyTree, params: PyTree) -> PyTree:
 
 
 def is_of_backbone(path: str) -> bool:
-    """Returns whether a parameter is of no head, by the first part of its path."""
-    found = parts().get(path.partition("/")[0])
+    """Returns whether a parameter is of no head and of no adapter."""
+    found = parts().get(param_names.part_of(path))
     return found is None or not found.head
 
 
