@@ -16,7 +16,7 @@ from widenet_jax.errors import BadInputError, raise_first, refuse
 from widenet_jax.files import absolute, find_model, may_replace, or_shipped, read_json
 from widenet_jax.specs import MODELS, model_spec, resolve, task_spec, task_specs
 
-sizes = configs_module("sizes")
+defaults, sizes = map(configs_module, ("defaults", "sizes"))
 PLAIN = sizes.FFNS["dense"]
 PRETRAINED = "pretrained"
 INIT_FROM = "--config.init_from="
@@ -67,6 +67,9 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
         for name in recipe.keys() & beside.keys():
             config.model[name] = recipe[name]
             del beside[name]
+        if not begun and pretrained.get("adapter", {}).get("tie") != "none":
+            pretrained = {**pretrained, "adapter": defaults.values(defaults.ADAPTER)}
+        pretrained = {"drop_path": 0.0, **pretrained}  # which a model of before lacks
         moe = pretrained.get("moe")
         if moe and not sizes.has_balance_loss(moe["router"]["name"]):
             beside.get("moe", {}).pop("losses", None)
