@@ -237,7 +237,7 @@ EXIT = {  # config.model.loop.exit: predictions after each loop, of language mod
     "threshold": (0.5, "of gate: a probability; of kl: nats", 0, 1e3),
 }
 ADAPTER = {  # config.model.adapter, see widenet_jax/nn/adapters.py
-    "rank": (0, "of low-rank adapters of the blocks' kernels (LoRA); 0: none", 0, 2**12),
+    "rank": (0, "of the blocks' low-rank adapters (LoRA); 0: none", 0, 2**12),
     "tie": ("weights", "one for each: weights, stored kernel; none, step", ("weights", "none")),
     "alpha": (8.0, "the adapters' factor is alpha / rank"),
 }

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 
 from widenet_jax.errors import BadInputError, refuse
-from widenet_jax.specs import ADAPTERS
 from widenet_jax.typing import PyTree
 
 PathPredicate = Callable[[str], bool]
 
 # Names of parameter scopes. Storage (`sharding`) and the optimizer go by them.
-ENCODER, ADAPTER = ADAPTERS.split("/")  # the stack of blocks, low-rank additions to its kernels
+ENCODER, ADAPTER = "encoder", "adapter"  # the stack of blocks, and low-rank additions to kernels
+ADAPTERS = f"{ENCODER}/{ADAPTER}"
 ROUTER = "router"  # a scope of this name, or one that ends so: "block_03_router"
 EXPERTS = "experts"  # leading axis E: one slice an expert
 NORM_OUT = "norm_out"  # the last norm of a stack

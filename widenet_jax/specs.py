@@ -38,7 +38,7 @@ class SourceSpec:
 
 
 class Part(NamedTuple):
-    """How parameters start from a pretrained model, by `param_names.part_of` their path.
+    """How parameters start from a pretrained model, by the first part of their path.
 
     Parts that no spec names are the backbone: they are taken, and both models must have them.
 
@@ -54,7 +54,6 @@ class Part(NamedTuple):
 
 
 NEVER, SAME_CLASSES, WHERE_IT_FITS = "never", "same classes", "where it fits"
-ADAPTERS = "encoder/adapter"  # a part of every model, see `nn.adapters`
 
 
 @dataclass(frozen=True)
@@ -311,9 +310,9 @@ def head_spec(name: str) -> HeadSpec:
 
 
 def parts() -> dict[str, Part]:
-    """Returns how the parameters of all models and heads start, by `param_names.part_of`."""
+    """Returns how the parameters of all models and heads start, by the first part of their path."""
     heads = [head for spec in task_specs() for head in spec.heads.values()]
-    found = {ADAPTERS: Part(WHERE_IT_FITS)}
+    found: dict[str, Part] = {}
     for spec in [*heads, *map(resolve, MODELS.values())]:
         found = {**spec.parts, **found}
     return found

@@ -20,7 +20,7 @@ from widenet_jax.errors import BadInputError, NoAccessError, raise_first
 from widenet_jax.files import absolute, matching
 from widenet_jax.inference.exported import READERS, read_arrays
 from widenet_jax.inference.trained import build_for, open_trained, read_model
-from widenet_jax.param_names import part_of
+from widenet_jax.param_names import ADAPTERS, part_of
 from widenet_jax.run.workdir import flatten, plain
 from widenet_jax.specs import MODELS, SAME_CLASSES, WHERE_IT_FITS, model_spec, parts, resolve
 from widenet_jax.trained import Stored, Trained
@@ -352,7 +352,7 @@ def taken_from(
     Raises:
       BadInputError: the backbones differ.
     """
-    rules = {name: found.taken for name, found in parts().items()}
+    rules = {name: found.taken for name, found in parts().items()} | {ADAPTERS: WHERE_IT_FITS}
     fit = resolve(model_spec(model["name"]).fit) or (lambda path, value, shape, model: value)
     both = sorted(new.keys() & old.keys())
     whole = {k for k in both if rules.get(part_of(k), WHERE_IT_FITS) != WHERE_IT_FITS}
