@@ -166,7 +166,7 @@ def evaluate_classifier(
     confused = ", ".join(f"{a} for {b} ({n:,})" for a, b, n in accuracy.confused(CONFUSED))
     loss = interval_text(intervals["cross_entropy"], percent=False)
     data = trained.config.data
-    fewer = f"{len(known):,} of the model's {len(names):,}, which may predict {len(choices):,}"
+    fewer = f"{len(known):,} of the model's {len(names):,}; it chose among {len(choices):,}"
     classes = [getattr(source, "matched", "")] + [fewer] * (len(known) < len(names))
     return [
         ("split", f"{data.eval_split} of {data.path or data.source}"),
