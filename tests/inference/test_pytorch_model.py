@@ -20,6 +20,7 @@ from untrained import export_untrained
 import widenet_jax as wj
 from configs import digits
 from configs.defaults import MODELS
+from configs.variants import IMAGES, model_section
 from widenet_jax.cli import export
 from widenet_jax.inference import pytorch_model
 from widenet_jax.inference.exported import write_exported
@@ -78,7 +79,7 @@ CASES = {
 }
 # Fields with named values that change no logits of a trained model, or only their rounding.
 WITHOUT_EFFECT = {"dtype", "kernel_init", "remat", "attention.implementation", "moe.dispatch"}
-WITHOUT_EFFECT |= {"loop.counts.train", "moe.losses.over"}
+WITHOUT_EFFECT |= {"loop.counts.train", "moe.losses.over", "adapter.tie"}
 
 
 def config_of(case: str):
@@ -130,6 +131,19 @@ def test_each_choice_is_computed_or_refused(field: str, values: tuple[str, ...],
     assert field in WITHOUT_EFFECT or computed <= compared.get(field, set())
 
 
+@pytest.mark.parametrize("name", [*IMAGES.names, "widenet_b,preset=authors_code"])
+def test_image_models_are_computed(name: str):
+    task = {"name": "classification"}
+    assert uncovered({"task": task, "model": model_section(name)}) == ""
+
+
+@pytest.mark.parametrize("name", ["albert", "widenet_4", "wt_s", "moeut_44m"])
+def test_other_models_are_refused(name: str):
+    model = model_section(name)
+    told = uncovered({"task": {"name": "classification"}, "model": model})
+    assert told == f"config.model.name={model['name']}"
+
+
 def test_each_feed_forward_is_computed_or_refused():
     refused = {kind for kind in FEED_FORWARDS if uncovered(changed({"model.ffn": kind}))}
     assert refused == {"soft_moe", "top_k_mlp", "product_key"}
@@ -140,7 +154,7 @@ def test_each_feed_forward_is_computed_or_refused():
     [("model.attention.rope", 0.5), ("model.attention.qk_norm", True),
      ("model.moe.shared_experts", 1), ("model.moe.router.bias_balancing", False),
      ("model.moe.output_activation", True), ("model.loop.embed", True),
-     ("model.loop.state_norm", True), ("model.soft_moe.num_experts", 4),
+     ("model.loop.state_norm", True), ("model.soft_moe.num_experts", 4), ("model.adapter.rank", 1),
      ("model.a_field_of_tomorrow", 0), ("task.name", "masked_lm")],
 )  # fmt: skip
 def test_other_settings_are_refused(field: str, value: object):

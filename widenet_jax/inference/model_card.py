@@ -97,10 +97,9 @@ def model_card(
     kind = what.split(":")[0]
     # Names without directories: a published card should not show paths of the machine.
     dataset = f"{data['source']} {data.get('name') or PurePath(data['path']).name}".strip()
-    library = "transformers" if huggingface else "widenet_jax"
     license = record["card"].get("license", "").lower()
-    metadata = {"library_name": library, "pipeline_tag": card.pipeline}
-    metadata |= {"license": license if license in LICENSES else ""}
+    metadata = {"library_name": "transformers" if huggingface else "widenet_jax"}
+    metadata |= {"pipeline_tag": card.pipeline, "license": license * (license in LICENSES)}
     return CARD.format(
         metadata="\n".join(f"{name}: {value}" for name, value in metadata.items() if value),
         config=config,

@@ -48,6 +48,7 @@ COVERED = (
     rf"model\.(moe\.)?activation=({'|'.join(ACTIVATIONS)})",
     r"model\.(embed_dim|mlp_dim|patch_size|pre_logits|norm_epsilon|ffn_bias|ffn_blocks|drop_path)=.*",
     r"model\.(ffn_output_activation|routing_groups|kernel_init|dtype|unroll|remat|dropout)=.*",
+    r"model\.adapter\.(rank=0|tie=\w+|alpha=.*)",
     r"model\.attention\.(name=full|rope=0(\.0)?|qk_norm=False)",
     r"model\.attention\.(num_heads|head_dim|use_bias|implementation)=.*",
     r"model\.moe\.(priority=token_order|shared_experts=0|router\.(name=top_k|noise_std=.*))",
