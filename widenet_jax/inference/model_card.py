@@ -48,8 +48,8 @@ without widenet_jax:
     {read_line}"""
 PYTORCH = """
 
-`pytorch_model.py` computes the same logits in PyTorch, without JAX; its first lines show how to
-prepare an image. After `pip install torch safetensors`, in this directory:
+`pytorch_model.py` computes the model in PyTorch, in float32, without JAX; its first lines show how
+to prepare an image. After `pip install torch safetensors`, in this directory:
 
     from pytorch_model import Classifier
 

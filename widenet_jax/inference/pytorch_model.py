@@ -25,8 +25,9 @@ prepares a file by the section `augment` of `config.json`:
 - OpenCV resizes, by INTER_AREA to fewer pixels and INTER_LINEAR to more. Pillow's BOX and BILINEAR
   give nearly the same pixels.
 
-Logits are computed in float32, also of files in float16 and of models trained in bfloat16. Each
-image is routed alone. A setting that this file does not compute is refused.
+Logits are computed in float32, also of files in float16, and of models trained in bfloat16, for
+which `predict.py` computes in bfloat16. Each image is routed alone. A setting that this file does
+not compute is refused.
 """
 
 import json
@@ -92,8 +93,9 @@ class Classifier:
             json.loads(Path(folder, f"{name}.json").read_text(encoding="utf-8"))
             for name in ("config", "export", "class_names")
         )
-        if setting := uncovered(self.config):
-            raise ValueError(f"{folder}: pytorch_model.py does not compute {setting}")
+        lacking = "" if "blocks" in record else "an older export.json; export the model again"
+        if problem := uncovered(self.config) or lacking:
+            raise ValueError(f"{folder}: pytorch_model.py does not compute {problem}")
         self.side = self.config["data"]["image_size"]
         self.blocks, self.slots = record["blocks"], record["slots"]
         arrays = load_file(Path(folder, "params.safetensors"), device=device)
@@ -110,9 +112,8 @@ class Classifier:
         x = params["position/position_embedding"].repeat(len(images), 1, 1)  # [B, T, D]
         x[:, -patches.shape[1] :] += patches + params["embed/projection/bias"]
         x[:, :1] += params.get("position/cls_token", 0)
-        before, after = self.norm, lambda x, scope: x
-        if model["norm_position"] == "post":
-            before, after = after, before
+        places = [self.norm, lambda x, scope: x]
+        before, after = places if model["norm_position"] == "pre" else places[::-1]
         routed = {}
         for index, block in enumerate(self.blocks):
             y = self.attention(before(x, block["norm_attention"]), block["attention"])
