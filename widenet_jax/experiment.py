@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.durations import Interval, to_interval, to_steps
 from widenet_jax.data.contract import DataInfo
-from widenet_jax.errors import BadInputError, check_group, choose
+from widenet_jax.errors import BadInputError, check_group, choose, refuse_value
 from widenet_jax.extensions import guarded_task, parameters_of, try_parts
 from widenet_jax.nn.build import (
     build_model,
@@ -32,6 +32,7 @@ from widenet_jax.nn.build import (
 from widenet_jax.nn.loop import draw_loops, places_of
 from widenet_jax.nn.stack_settings import parse_model
 from widenet_jax.optim.build import build_optimizer, check_freeze
+from widenet_jax.param_names import ADAPTERS, part_of, path_names
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 from widenet_jax.specs import resolve, task_spec
 from widenet_jax.step import Gradients, TrainState, forward, make_gradients, make_train_step
@@ -108,6 +109,11 @@ def build_experiment(
     check_batch(config, model, task, mesh)
     params = tried_parameters(model, task, mesh)
     check_freeze(config.optimizer, params, config.init_from)
+    rank, adapters = model.adapter.rank, map(part_of, path_names(params))
+    refuse_value(
+        f"config.model.adapter.rank={rank}",
+        (rank and ADAPTERS not in adapters, "finds no kernel to adapt in the blocks; give 0"),
+    )
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     sizes |= {"depth": model.depth, "total_steps": total_steps}
     sizes["places"] = places_of(model.steps())

@@ -1,12 +1,14 @@
 """Layers fitted to few images: least squares against NumPy's, and the draws."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from refusals import refuses
 
-from widenet_jax.inference.few_shot import BIAS, draw, fit, predict
+from widenet_jax.inference.few_shot import BIAS, draw, few_shot, fit, predict
+from widenet_jax.inference.trained import open_trained
 from widenet_jax.vision.data.digits import Digits
 
 
@@ -44,3 +46,10 @@ def test_draws_have_so_many_of_each_class_in_random_order():
     np.testing.assert_array_equal(draw(reading, 3, seed=0), found)
     assert {*draw(source, 3, seed=1).tolist()} != {*found.tolist()}
     refuses("--shots=150: there are fewer training images of ", draw, source, 150, 0)
+
+
+def test_a_set_may_have_more_classes_than_the_model(digits_run):
+    trained = open_trained(str(digits_run))
+    fewer = dataclasses.replace(trained, info={**trained.info, "class_names": list("0123456")})
+    found = few_shot(fewer, 20)
+    assert [found[k] for k in ("fitted", "images", "classes")] == [200, 360, 10]

@@ -19,12 +19,27 @@ from widenet_jax.param_names import named_leaves
 
 OWN = {"tie": {"attention": "none", "experts": "none", "router": "experts", "norms": "none"}}
 NAMES = ("ViT-MoE", "WideNet", "ALBERT", "MoEUT", "tying, all", "Sparse Layers", "Huginn", "AABB")
-FAST = {("WideNet", "none"), ("MoEUT", "weights")}
+NAMES += ("one set of experts",)
+# Routers apart, or tied as the experts; layers that follow another's routing, and have no router.
+HOW = {
+    "followed": ("WideNet", {"routing_groups": 1}),
+    "followed from the first loop": ("MoEUT", {"loop": {"routing": "first"}}),
+    "a router tied as experts": (
+        "Sparse Layers",
+        {
+            "loop": {
+                "tie": OWN["tie"] | {"attention": "loops", "experts": "loops", "router": "loops"}
+            }
+        },
+    ),
+}
+FAST = {("WideNet", "none"), ("MoEUT", "weights"), ("followed", "none")}
 CASES = [
-    pytest.param(name, tie, marks=[] if (name, tie) in FAST else pytest.mark.slow)
-    for name in NAMES
+    pytest.param(*HOW.get(name, (name, {})), tie, id=f"{name}, {tie}",
+                 marks=[] if (name, tie) in FAST else pytest.mark.slow)
+    for name in [*NAMES, *HOW]
     for tie in ("weights", "none")
-]
+]  # fmt: skip
 
 
 def adapted(name: str, tie: str = "weights", **changes) -> Blocks:
@@ -40,9 +55,9 @@ def summed(tree: dict, adapter: dict) -> dict:
     return {**tree, **inside}
 
 
-def unshared(name: str, model: Blocks, params: dict) -> tuple[Blocks, dict]:
+def unshared(name: str, how: dict, model: Blocks, params: dict) -> tuple[Blocks, dict]:
     """Returns a stack whose blocks own all they run, and each block's parameters."""
-    own, found = in_table(name, OWN), {}
+    own, found = in_table(name, **how | {"loop": how.get("loop", {}) | OWN}), {}
     for stored, alone in zip(model.steps(), own.steps(), strict=True):
         for part, scope in alone.scopes:
             there = dict(stored.scopes)[part]
@@ -52,17 +67,21 @@ def unshared(name: str, model: Blocks, params: dict) -> tuple[Blocks, dict]:
     return own, found | rest
 
 
-@pytest.mark.parametrize(("name", "tie"), CASES)
-def test_the_function_is_of_a_stack_that_stores_the_sums(name: str, tie: str):
-    model = adapted(name, tie)
+@pytest.mark.parametrize(("name", "how", "tie"), CASES)
+def test_the_function_is_of_a_stack_that_stores_the_sums(name: str, how: dict, tie: str):
+    """And the sums have the places of its parameters."""
+    model = adapted(name, tie, **how)
     params = compiled.init(model, X)
     run = partial(apply, train=True)
     y, aux, _ = run(model, params, X)
-    wanted, theirs, _ = run(*unshared(name, model, params), X)
+    wanted, theirs, _ = run(*unshared(name, how, model, params), X)
     close(y, wanted)
     jax.tree.map(close, aux, theirs)
     without = {scope: tree for scope, tree in params.items() if scope != "adapter"}
-    assert float(jnp.abs(y - run(in_table(name), without, X)[0]).max()) > 0.1
+    assert float(jnp.abs(y - run(in_table(name, **how), without, X)[0]).max()) > 0.1
+    there = jax.eval_shape(partial(adapters.merged, model.settings), params)
+    here = shapes(model.clone(**adapters.without(model.settings)))
+    assert jax.tree.map(jnp.shape, there) == jax.tree.map(jnp.shape, here)
 
 
 @pytest.mark.parametrize("tie", ["weights", pytest.param("none", marks=pytest.mark.slow)])
@@ -111,12 +130,3 @@ def test_gradients_of_looped_and_recomputed_blocks(how: dict):
         return jax.jit(jax.grad(loss))(params)
 
     jax.tree.map(close, run(plain.clone(**how)), run(plain))
-
-
-def test_merged_parameters_have_the_places_of_a_stack_without():
-    for name in NAMES:
-        for tie in ("weights", "none"):
-            model = adapted(name, tie)
-            there = jax.eval_shape(partial(adapters.merged, model.settings), shapes(model))
-            here = shapes(model.clone(**adapters.without(model.settings)))
-            assert jax.tree.map(jnp.shape, there) == jax.tree.map(jnp.shape, here), (name, tie)

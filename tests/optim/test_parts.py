@@ -73,12 +73,15 @@ def test_looped_layers_have_the_mean_exponent_of_their_places():
     places = places_of(steps_of(loop, ["moe"] * 6))
     encoder = {f"{kind}_attention": jnp.ones(1) for kind in ("block_00", "core_0_0", "core_0_1")}
     encoder |= {"block_03_norm_ffn": jnp.ones(1), "block_05_moe": {"router": jnp.ones(1)}}
+    adapters = {"adapter": {"core_0_1_attention": jnp.ones(1), "block_04_attention": jnp.ones(1)}}
     factors = layer_factors({"encoder": encoder}, 0.5, depth=6, places=places)["encoder"]
     exponents = {name: -np.log2(jax.tree.leaves(f)[0]) for name, f in factors.items()}
     assert exponents == {
         "block_00_attention": 6, "core_0_0_attention": 4, "core_0_1_attention": 3,
         "block_03_norm_ffn": 3, "block_05_moe": 1,
     }  # fmt: skip
+    of_adapters = layer_factors({"encoder": adapters}, 0.5, depth=6, places=places)["encoder"]
+    assert of_adapters["adapter"] == {"core_0_1_attention": 0.5**3, "block_04_attention": 0.5**2}
 
 
 def test_a_router_runs_where_it_routes_and_what_begins_a_loop_in_each():

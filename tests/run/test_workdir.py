@@ -104,7 +104,7 @@ def test_what_is_refused(workdir: epath.Path, name: str, mode: str, changes: dic
 
 def test_a_run_of_before_there_was_a_field_has_its_default(workdir: epath.Path):
     stored = json.loads((workdir / "config.json").read_text())
-    del stored["model"]["drop_path"]
+    del stored["model"]["drop_path"], stored["model"]["adapter"], stored["watchdog"]
     (workdir / "config.json").write_text(json.dumps(stored))
     for mode in ("train", "eval"):
         check_workdir(workdir, digits.get_config(), mode=mode)

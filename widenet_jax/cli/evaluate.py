@@ -132,7 +132,9 @@ def evaluate_classifier(
 
     Writes the confusions and the predictions.
     """
-    from widenet_jax.data.labelled import Subset
+    import numpy as np
+
+    from widenet_jax.data.labelled import Subset, labels_of
     from widenet_jax.files import write_bytes, write_text
     from widenet_jax.inference import classification, label_sets
     from widenet_jax.inference.over_source import open_source
@@ -142,6 +144,8 @@ def evaluate_classifier(
     source, transform = open_source(trained)
     sets = label_sets.read_label_sets(options.labels, names, source) if options.labels else None
     known = source.labels if isinstance(source, Subset) else range(len(names))
+    if options.restrict:  # a set may name classes of which it has no image
+        known = sorted({*labels_of(source, np.arange(len(source)))})
     choices = known if options.restrict else range(len(names))
     found = classification.classify_source(trained, source, transform, choices)
     if options.predictions:
@@ -193,7 +197,7 @@ def evaluate_few_shot(
     accuracy = f"{found['few_shot']:.2%}{interval_text(found['intervals']['few_shot'])}"
     return [
         ("split", f"{data.eval_split} of {data.path or data.source}; {data.train_split} to fit"),
-        *((name, f"{found[name]:,}") for name in ("images", "classes")),
+        *((name, f"{found[name]:,}") for name in ("images", "classes", "fitted")),
         (f"{options.shots}-shot accuracy", accuracy),
         ("of each draw", ", ".join(f"{share:.2%}" for share in found["draws"])),
     ]

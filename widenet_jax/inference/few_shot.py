@@ -33,7 +33,8 @@ def few_shot(trained: Trained, shots: int) -> dict[str, Any]:
     The set's classes need not be the model's.
 
     Returns:
-      `shots` of each class; the set's number of `classes`; how many `images` were evaluated; the
+      `shots` of each class; `fitted`, the images of the smallest draw that could be read; the set's
+      number of `classes`; how many `images` were evaluated; the
       accuracy over them of the `draws` with seeds 0, 1, ...; their mean, `few_shot`, and its 95%
       interval over images.
 
@@ -46,7 +47,9 @@ def few_shot(trained: Trained, shots: int) -> dict[str, Any]:
     refuse("config.data.train_split and config.data.eval_split", (same, problem))
     train, evaluation = open_splits(trained.config, dict(data), None)
     names = train.info["class_names"]
-    _, transform = build_transforms(trained.config, trained.info)
+    _, transform = build_transforms(
+        trained.config, train.info
+    )  # which bounds labels by its classes
     for source in (train, evaluation):
         raise_first(other_examples(trained, source, transform))
     draws = [draw(train, shots, seed) for seed in range(SEEDS)]
@@ -58,8 +61,12 @@ def few_shot(trained: Trained, shots: int) -> dict[str, Any]:
     x, y, read = features_of(trained, evaluation, transform)
     x, y = x[read], y[read]
     found = [float(np.mean(predict(x, *layer) == y)) for layer in layers]
-    sizes, mean = {"shots": shots, "classes": len(names), "images": len(y)}, float(np.mean(found))
-    return sizes | {
+    mean = float(np.mean(found))
+    return {
+        "shots": shots,
+        "fitted": min(int(one.sum()) for one in own),
+        "classes": len(names),
+        "images": len(y),
         "draws": found,
         "few_shot": mean,
         "intervals": {"few_shot": wilson(mean, len(y))},

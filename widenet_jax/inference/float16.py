@@ -8,6 +8,7 @@ import numpy as np
 from widenet_jax.errors import BadInputError, raise_first
 from widenet_jax.inference.exported import as_float32
 from widenet_jax.inference.over_source import metrics_over_source
+from widenet_jax.inference.trained import without_adapters
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run.stopping import say
 from widenet_jax.run.summary import result_metrics
@@ -40,7 +41,8 @@ def in_float16(model: Stored, opened: Trained) -> Stored:
     )
     card = {**model.card}
     if ROW not in card:  # else it is float16 already
-        card[ROW] = compare(opened, jax.tree.map(as_float32, params))
+        rounded = dataclasses.replace(model, params=jax.tree.map(as_float32, params))
+        card[ROW] = compare(opened, without_adapters(rounded).params)
     return dataclasses.replace(model, params=params, card=card)
 
 

@@ -352,7 +352,9 @@ def taken_from(
     Raises:
       BadInputError: the backbones differ.
     """
-    rules = {name: found.taken for name, found in parts().items()} | {ADAPTERS: WHERE_IT_FITS}
+    rules = {name: found.taken for name, found in parts().items()}
+    if not any(part_of(k) == ADAPTERS for k in old):
+        rules[ADAPTERS] = WHERE_IT_FITS
     fit = resolve(model_spec(model["name"]).fit) or (lambda path, value, shape, model: value)
     both = sorted(new.keys() & old.keys())
     whole = {k for k in both if rules.get(part_of(k), WHERE_IT_FITS) != WHERE_IT_FITS}

@@ -92,10 +92,10 @@ def completed(model: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
 
     Those of stored kernels are read as parts of these; a run that has `begun` keeps all.
     """
-    fields = {"drop_path": 0.0, "adapter": defaults.values(defaults.ADAPTER), **model}
-    if not begun and fields["adapter"]["tie"] == "weights":
-        fields["adapter"] = defaults.values(defaults.ADAPTER)
-    return fields
+    usual = defaults.values(defaults.ADAPTER)
+    adapter = usual | dict(model.get("adapter", {}))
+    kept = begun or adapter["tie"] == "none"
+    return {"drop_path": 0.0, **model, "adapter": adapter if kept else usual}
 
 
 def recipe_of(pretrained: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from widenet_jax.files import absolute, find_model, is_text, or_shipped, read_ob
 from widenet_jax.inference.exported import RECORD, read_exported
 from widenet_jax.nn.attention.implementations import AUTO
 from widenet_jax.nn.build import parameter_shapes
-from widenet_jax.nn.stack_settings import parse_model
 from widenet_jax.param_names import ENCODER, named_leaves
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
@@ -143,7 +142,9 @@ def without_adapters(model: Stored) -> Stored:
         return model
     from widenet_jax.nn import adapters  # most models do without
 
-    stack = parse_model(section)
+    config = ConfigDict(from_json(model.config))
+    _, module, _ = build_for(config, model.info, model.params)
+    stack = module.stack
     fields = adapters.without(stack)
     changes = {"adapter": dataclasses.asdict(fields["adapter"])}
     if "loop" in fields:

@@ -22,29 +22,33 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from widenet_jax.nn.loop import places_of
 from widenet_jax.nn.module import Module
 from widenet_jax.nn.parts import Inputs, Outputs
 from widenet_jax.nn.settings import NO_ADAPTER
 from widenet_jax.nn.stack_settings import StackSettings
-from widenet_jax.param_names import ADAPTER, ENCODER, is_matrix
+from widenet_jax.param_names import ADAPTER, ENCODER, ROUTER, is_matrix
 from widenet_jax.typing import Array, PyTree
+
+ADAPTED = ("attention", "ffn")  # parts of a step; its norms and a router apart have none
 
 
 def without(stack: StackSettings) -> dict[str, Any]:
     """Returns the fields in which a stack that runs with merged kernels differs from this one."""
     fields: dict[str, Any] = {"adapter": NO_ADAPTER}
     if stack.adapter.tie == "none":
-        tie = replace(stack.loop.tie, attention="none", experts="none")
+        router = stack.loop.tie.router if stack.loop.own_router else "experts"
+        tie = replace(stack.loop.tie, attention="none", experts="none", router=router)
         fields["loop"] = replace(stack.loop, tie=tie)
     return fields
 
 
 def sources(stack: StackSettings) -> dict[str, str]:
-    """Returns which scope's weights each scope of the stack has as it runs merged."""
+    """Returns which scope's weights attention and feed-forwards have as the stack runs merged."""
     found = {}
     for stored, run in zip(stack.steps(), replace(stack, **without(stack)).steps(), strict=True):
         there = dict(stored.scopes)
-        found |= {scope: there[part] for part, scope in run.scopes}
+        found |= {scope: there[part] for part, scope in run.scopes if part in ADAPTED}
     return found
 
 
@@ -73,15 +77,21 @@ def merged(stack: StackSettings, params: PyTree) -> PyTree:
     adapters, factor = params[ADAPTER], stack.adapter.alpha / stack.adapter.rank
 
     def added(tree: Any, adapter: Mapping) -> Any:
-        if adapter.keys() == {"down", "up"}:
+        if not isinstance(tree, Mapping):
             exact = jax.lax.Precision.HIGHEST
             return tree + factor * jnp.matmul(adapter["down"], adapter["up"], precision=exact)
         changed = {name: added(tree[name], inner) for name, inner in adapter.items()}
         return {**tree, **changed}
 
     scopes = sources(stack)
-    rest = {k: v for k, v in params.items() if k not in (ADAPTER, *scopes.values())}
-    return rest | {k: added(params[of], adapters.get(k, {})) for k, of in scopes.items()}
+    found = {k: v for k, v in params.items() if k not in (ADAPTER, *scopes.values())}
+    routing = places_of(replace(stack, **without(stack)).steps())
+    for scope, of in scopes.items():
+        own = added(params[of], adapters.get(scope, {}))
+        # A layer whose steps all follow another's routing has no router of its own.
+        routes = f"{scope}/{ROUTER}" in routing
+        found[scope] = own if routes else {k: v for k, v in own.items() if k != ROUTER}
+    return found
 
 
 def run(stack: Module, x: Array, memory: Array | None, inputs: Inputs) -> Outputs:

@@ -421,6 +421,7 @@ def update_factors(
     above = {name for name, found in parts().items() if found.above} | {param_names.ENCODER}
 
     def factor(path: str, _: Any) -> float:
+        path = path.replace(param_names.ADAPTERS, param_names.ENCODER, 1)  # as the kernel's
         first, second = (*path.split("/"), "")[:2]
         run = places_in(places, path)
         visits = len(run) or 1

@@ -131,7 +131,10 @@ def changed_fields(workdir: epath.Path, config: ConfigDict) -> dict[str, str]:
     theirs, ours = flatten(read_config(workdir)), flatten(plain(config))
     sections = {name.rpartition(".")[0] for name in theirs}
     for name, row in rows_of(task_of(config)).items():
-        if name in ours and name.rpartition(".")[0] in sections:
+        section = name.rpartition(".")[0]
+        if section not in theirs and section.rpartition(".")[0] in sections:  # None is no default
+            sections.add(section)
+        if name in ours and section in sections:
             theirs.setdefault(name, json.loads(json.dumps(row[0])))
     return {
         key: f"{theirs.get(key)!r} there, {ours.get(key)!r} here"
