@@ -153,7 +153,7 @@ def evaluate_task(
     """
     from widenet_jax.files import write_json
     from widenet_jax.inference.over_source import metrics_over_source
-    from widenet_jax.run.intervals import ERROR, interval_text, share_intervals
+    from widenet_jax.run.intervals import ERROR, interval_text, metric_intervals
 
     spec, opened = task_spec(trained.config.task.name), None
     if options.file:
@@ -167,7 +167,7 @@ def evaluate_task(
             write_json(out / name, content)
     shown = {name: value for name, value in metrics.items() if not name.endswith(ERROR)}
     text = {name: number(value) + beside(name, result) for name, value in shown.items()}
-    if intervals := share_intervals(metrics):
+    if intervals := metric_intervals(metrics):
         result["intervals"] = intervals
         text |= {k: text[k] + interval_text(of, percent=False) for k, of in intervals.items()}
     return [(name.replace("_", " "), one) for name, one in text.items()] + routing_rows(result)
