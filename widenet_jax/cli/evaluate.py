@@ -12,15 +12,16 @@ The set is the run's evaluation split unless fields change it. A classifier of i
 measured by top-1, top-5 where there are more than 5 classes, balanced accuracy (the mean over
 classes), each class and the confusions; its classes and the classes of the set are matched by name,
 and a set may have fewer of them. The 95% intervals are Wilson's of shares and of balanced accuracy,
-from the standard error for mlm_accuracy (over sequences) and F1 (over questions), and by bootstrap
-for the loss (these two only where examples differ); they are about the set's examples, not about
-other seeds. --predictions has a row for each image or text: file, index, truth, prediction,
-probability. --out gets evaluation.json; of classifiers also confusion.csv and confusion.png; of
-question answering predictions.json, in which answers with a null score above
-config.task.null_threshold are "", best_answers.json, in which none are, and null_scores.json, in
-the form that the official scripts of SQuAD read. To find the best threshold, give them
-best_answers.json with --na-prob-file null_scores.json. A language model gives bits a byte and
-perplexity of a whole --file, in one row, so that each token has the whole memory;
+from the standard error for mlm_accuracy (over sequences) and F1 (over questions), by Fisher's
+transform for the correlations of scores (Spearman's as Bonett and Wright 2000; 0 without interval
+where the model gives one score only), and by bootstrap for the loss (where examples differ); they
+are about the set's examples, not about other seeds. --predictions has a row for each image or text:
+file, index, truth, prediction, probability. --out gets evaluation.json; of classifiers also
+confusion.csv and confusion.png; of question answering predictions.json, in which answers with a
+null score above config.task.null_threshold are "", best_answers.json, in which none are, and
+null_scores.json, in the form that the official scripts of SQuAD read. To find the best threshold,
+give them best_answers.json with --na-prob-file null_scores.json. A language model gives bits a byte
+and perplexity of a whole --file, in one row, so that each token has the whole memory;
 --config.evaluation.batch_size=8 reads 8 parts at once.
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
