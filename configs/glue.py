@@ -61,7 +61,7 @@ SETS = {
         "batch_size": 16,
         "duration": "3598 steps",
         "data": {"path": "data/STS-B"},
-        "optimizer": {"learning_rate": 2e-5, "warmup": "214 steps"},
+        "optimizer": {"learning_rate": 2e-5, "warmup": "5.95%"},
         "evaluation": {"every": "500 steps"},
     },
     "own": OWN,
