@@ -29,6 +29,10 @@ TASKS = {
     "span": "Questions",
     "language_modeling": "Language models",
 }
+NOTES = {
+    "text_classification": "Also `text_regression`, without `label_names`, and with "
+    "`data.source=scores`.\n"
+}
 MODELS = """\
 `configs/sizes.py` has the values of each model; the defaults below fill the rest.
 `model.activation`, `model.kernel_init` and, in language models, `model.dropout` also set the same
@@ -47,6 +51,7 @@ def page() -> str:
     parts = [INTRODUCTION, "## Every run\n", table(defaults.RUN)]
     for task, title in TASKS.items():
         parts += [f"## {title}\n", f"With `config.task.name={task}`:\n"]
+        parts += [NOTES[task]] if task in NOTES else []
         parts.append(table(task_spec(task).sections))
     sections = {name: defaults.MODELS[name] for name in (f"model.{part}" for part in PARTS)}
     parts += ["## Models\n", MODELS, table({"model": set_fields(defaults.MODEL)} | sections)]

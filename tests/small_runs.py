@@ -76,6 +76,7 @@ LANGUAGE_OVERRIDES = SHORT | {
 # A kind of small run -> its config and what differs from it.
 RUNS = {
     "squad": ("configs/squad.py:v2,model=widenet_4_tiny", SQUAD_OVERRIDES),
+    "scores": ("configs/glue.py:scores,model=widenet_4_tiny", TEXT_OVERRIDES),
     "digits": ("configs/digits.py", OVERRIDES),
     "language": ("configs/language_model.py:tiny", LANGUAGE_OVERRIDES),
     # With experts, some of which are hidden from each token, or balanced over the batch.
@@ -107,9 +108,9 @@ EXPERIMENTS: dict[str, Experiment] = {}
 def run_of(kind: str) -> tuple[str, dict[str, object]]:
     """Returns the config of a kind of small run and what differs from it, with its data written."""
     config, overrides = RUNS[kind]
-    if kind != "squad":
+    if kind not in ("squad", "scores"):
         return config, overrides
-    path = text_sets.squad_directory()
+    path = text_sets.text_directory()
     return config, {**overrides, "data.path": path, "data.tokenizer": f"{path}/vocab.txt"}
 
 

@@ -38,7 +38,7 @@ CONFIGS = {
 TEXT = {
     "text_pretrain": ["", "albert_s", "widenet_4,examples_per_group=1", "widenet_8_s"],
     "text_tiny": ["", "widenet_4_tiny"],
-    "glue": ["mnli,model=widenet_4", "sst2,model=bert_s"],
+    "glue": ["mnli,model=widenet_4", "sst2,model=bert_s", "stsb,model=albert_tiny"],
     "squad": ["v1,model=widenet_4_s", "v2,model=albert"],
     "language_model": ["", "tiny,preset=top_k", "byte_s,ffn=product_key"],
 }
@@ -110,8 +110,9 @@ def test_builds(name: str, variant: str):
         ("tiny_imagenet", "", 100_000, 781),  # 1 of 20 epochs
         ("text_tiny", "", 1000, 150),
         ("text_pretrain", "albert_s", 1000, 730),
-        ("glue", "sst2", 67_349, 314),  # ALBERT's Table 14, and for the next three
+        ("glue", "sst2", 67_349, 314),  # ALBERT's Table 14, and for the next four
         ("glue", "mnli", 392_702, 1000),
+        ("glue", "stsb", 5_749, 214),
         ("squad", "v1", 87_599, 365),
         ("squad", "v2", 130_319, 814),
         ("glue", "own", 1000, 9),

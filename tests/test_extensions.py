@@ -241,6 +241,7 @@ def test_the_loss_of_the_page_is_added(monkeypatch: pytest.MonkeyPatch):
 
 def test_parts_of_this_project_are_not_wrapped():
     assert all(guarded_loss(name, loss) is loss for name, loss in LOSSES.items())
-    for name in ("classification", "masked_lm", "text_classification", "span", "language_modeling"):
+    names = ("classification", "masked_lm", "text_classification", "text_regression", "span")
+    for name in (*names, "language_modeling"):
         task = resolve(task_spec(name).task)
         assert guarded_task(task, name) is task

@@ -79,6 +79,7 @@ CASES = {
     },
     "expert_choice": {"model.moe.num_selected_experts": 1} | FAST,
     "soft_moe": FAST,
+    "scores": {"optimizer.learning_rate": 0.005},
 }
 
 

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 from refusals import refused
 from small_runs import metrics_of, train_here
-from text_sets import reviews_config, write_squad, write_table, write_tokenizer
+from text_sets import reviews_config, write_scores, write_squad, write_table, write_tokenizer
 
+import widenet_jax as wj
 from widenet_jax.cli.evaluate import main as evaluate
+from widenet_jax.cli.export import main as export
+from widenet_jax.cli.predict import main as predict
+from widenet_jax.cli.prepare_data import main as prepare
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.over_source import metrics_over_source
 from widenet_jax.inference.trained import open_trained
@@ -87,6 +91,45 @@ def test_a_run_keeps_its_tokenizer(reviews_run: Path, table: Path, tmp_path: Pat
     assert 0 < found["calibration_error"] < 0.5
     rows = (tmp_path / "out" / "confusion.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == ["negative", "positive"]
+
+
+@pytest.mark.slow
+def test_scores(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """Pairs as STS-B's: trained, evaluated, predicted from a file, exported, loaded, taken over."""
+    write_scores(tmp_path)
+    write_tokenizer(tmp_path)
+    assert prepare(["check", str(tmp_path), "--scores"]) == 0
+    changes = {
+        "duration": "80 steps", "optimizer.warmup": "5 steps", "evaluation.every": "40 steps",
+        "optimizer.learning_rate": 2e-3,
+    }  # fmt: skip
+    workdir, exported = tmp_path / "run", tmp_path / "exported"
+    result = run("glue.py:scores,model=albert_tiny", workdir, tmp_path, **changes)
+    assert result["primary_metric"]["name"] == "spearman" and result["test_examples"] == 40
+    assert result["test_spearman"] > 0.8 and result["test_pearson"] > 0.8
+    found = evaluated(workdir, tmp_path / "out")
+    for name in ("spearman", "pearson"):
+        low, high = found["intervals"][name]
+        assert low < found[name] < high
+        assert found[name] == pytest.approx(result[f"test_{name}"])
+
+    assert export([f"--workdir={workdir}", f"--out={exported}"]) == 0
+    flags = [f"--workdir={exported}", str(tmp_path / "dev.tsv"), f"--out={tmp_path / 'out.csv'}"]
+    assert predict(flags) == 0
+    header, *lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert header == "file,row,text,pair,score" and len(lines) == 40
+    model = wj.load(exported)
+    good, bad = "the day good", "the day bad"
+    scores = model.score([bad, good, good], [bad, bad, good])
+    assert scores[0] < scores[1] < scores[2]
+    capsys.readouterr()
+    assert predict([f"--workdir={exported}", f"--text={bad}", f"--pair={bad}"]) == 0
+    assert capsys.readouterr().out.splitlines() == [bad, bad, f"  score {scores[0]:.4f}"]
+    hf = [f"--workdir={workdir}", "--format=huggingface", f"--out={tmp_path / 'hf'}"]
+    assert export(hf) == 0
+    more = {"init_from": tmp_path / "hf", "data.tokenizer": "", "model.loop.core": ((1, 1),)}
+    again = run("glue.py:scores", tmp_path / "again", tmp_path, **changes | more)
+    assert again["test_spearman"] > 0.5
 
 
 def test_question_answering(tmp_path: Path, squad: Path):

@@ -22,11 +22,12 @@ WORDS = [*NAMES, *PLACES, *FILLERS, "good", "bad", "lives", "in", "where", "does
 
 
 @functools.cache
-def squad_directory() -> str:
-    """Returns a directory with the questions and the tokenizer, which ends with the process."""
-    directory = tempfile.TemporaryDirectory(prefix="squad")
+def text_directory() -> str:
+    """Returns a directory with questions, scores and the tokenizer, which ends with the process."""
+    directory = tempfile.TemporaryDirectory(prefix="texts")
     atexit.register(directory.cleanup)
     write_squad(Path(directory.name))
+    write_scores(Path(directory.name))
     write_tokenizer(Path(directory.name))
     return directory.name
 
@@ -53,6 +54,18 @@ def write_table(directory: Path) -> None:
             words = rng.choices(FILLERS, k=rng.randint(2, 5))
             words.insert(rng.randint(0, len(words)), ("bad", "good")[number % 2])
             rows.append(f"{' '.join(words)}\t{('negative', 'positive')[number % 2]}")
+        (directory / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+
+
+def write_scores(directory: Path) -> None:
+    """Writes train.tsv and dev.tsv as STS-B's: 2.5 for each sentence of a pair with "good"."""
+    rng = random.Random(0)
+    for split, count in (("train", 96), ("dev", 40)):
+        rows = ["index\tsentence1\tsentence2\tscore"]
+        for number in range(count):
+            ends = ["good" if number & bit else "bad" for bit in (1, 2)]
+            pair = [" ".join([*rng.choices(FILLERS, k=2), end]) for end in ends]
+            rows.append("\t".join([str(number), *pair, f"{2.5 * ends.count('good'):.3f}"]))
         (directory / f"{split}.tsv").write_text("\n".join(rows) + "\n")
 
 

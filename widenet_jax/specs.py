@@ -221,6 +221,7 @@ TASKS: dict[str, str | TaskSpec] = {
     "classification": "widenet_jax.vision.spec:CLASSIFICATION",
     "masked_lm": "widenet_jax.text.spec:MASKED_LM",
     "text_classification": "widenet_jax.text.spec:TEXT_CLASSIFICATION",
+    "text_regression": "widenet_jax.text.spec:TEXT_REGRESSION",
     "span": "widenet_jax.text.spec:SPAN",
     "language_modeling": "widenet_jax.language.spec:LANGUAGE_MODELING",
 }

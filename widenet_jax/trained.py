@@ -142,6 +142,11 @@ def classifier(trained: Trained) -> Callable[[Rows], np.ndarray]:
     return over_rows(trained, probabilities)
 
 
+def scorer(trained: Trained) -> Callable[[Rows], np.ndarray]:
+    """Returns a function from examples to the scores of a regression, [n]."""
+    return over_rows(trained, lambda task, apply, batch: apply(task.inputs(batch), None)[0][:, 0])
+
+
 def best(probs: np.ndarray, trained: Trained, count: int) -> list[dict]:
     """Lists the most probable classes: [{"class": ..., "probability": ...}, ...], best first."""
     order = np.argsort(-probs, kind="stable")[:count]

@@ -109,8 +109,8 @@ def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypa
     assert {row["top"][0]["class"] for row in lines[3:]} == {"negative"}
     assert [(row["row"], row["text"]) for row in table[3:]] == [(1, "good"), (4, "bad")]
     assert unreadable == [
-        "new.jsonl row 2: text=' ' is empty: give a text to classify",
-        "new.jsonl row 3: text=5 is no text: give a text to classify",
+        "new.jsonl row 2: text=' ' is empty: give a text",
+        "new.jsonl row 3: text=5 is no text: give a text",
     ]
 
     Path("both.tsv").write_text("sentence1\tsentence2\nthe day\twas good\n")
@@ -223,6 +223,17 @@ def test_words_for_masks(filler: Path, capsys):
         np.testing.assert_allclose([one["probability"] for one in found], -np.sort(-probs), 1e-4)
 
 
+def test_files_of_scores(tmp_path: Path):
+    """A column without probabilities, with 6 decimals."""
+    rows = [{"file": "a.csv", "row": 1, "text": "a, b", "score": 3.14159265}]
+    for name, content in (
+        ("out.csv", 'file,row,text,score\na.csv,1,"a, b",3.141593\n'),
+        ("out.jsonl", '{"file": "a.csv", "row": 1, "text": "a, b", "score": 3.141593}\n'),
+    ):
+        predict.write_predictions(rows, str(tmp_path / name))
+        assert (tmp_path / name).read_text() == content
+
+
 REFUSED = [  # model, flags, part of the one line
     ("gone", [], "and one of these only"),
     ("gone", ["--text=a", "--fill=[MASK]"], "and one of these only"),
@@ -231,12 +242,12 @@ REFUSED = [  # model, flags, part of the one line
     ("reviews", ["--fill=a [MASK]"], 'for --fill="A [MASK] word" give the --workdir of a model of'),
     ("filler", ["x.jpg"], 'of the task masked_lm, which takes --fill="A [MASK] word"; '),
     ("reviews", ["x.csv", "--overlay=o.png"], "--overlay goes with image files"),
-    ("filler", ["x.csv"], "of the task classification or text_classification"),
+    ("filler", ["x.csv"], "classification or text_classification or text_regression"),
     ("reviews", ["--text=the day", "--pair=was good"], "was trained on single texts: leave"),
     ("reviews", ["--text=a", "--text=b", "--pair=c"], "2 texts and 1 pairs: give a pair"),
-    ("reviews", ["--text="], "error: --text='' is empty: give a text to classify"),
+    ("reviews", ["--text="], "error: --text='' is empty: give a text"),
     ("reviews", ["--text=the day", "--text=  "], "error: --text='  ' is empty"),
-    ("reviews", ["--text=the day", "--text= "], "give a text to classify (index 1)"),
+    ("reviews", ["--text=the day", "--text= "], "give a text (index 1)"),
     ("pairs", ["--text=a", "--pair= "], "error: --pair=' ' is empty"),
     ("span", ["--question=", "--context=a day"], "error: --question='' is empty: give"),
     ("span", ["--question=who?"], "--question needs --context"),

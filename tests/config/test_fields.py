@@ -31,7 +31,7 @@ FFNS = ("soft_moe", "top_k", "product_key")
 CONFIGS = [
     *("digits", "cifar10", "finetune", "tiny_imagenet", "text_tiny", "text_pretrain:widenet_16"),
     *("imagenet:vit_b", "imagenet:widenet_b,preset=authors_code", "language_model:tiny,ffn=moe"),
-    *("glue:sst2,model=widenet_4", "glue:own", "squad:v2", "squad:v1,model=bert_s"),
+    *("glue:sst2,model=widenet_4", "glue:own", "glue:stsb", "squad:v2", "squad:v1,model=bert_s"),
     *(f"digits:widenet_tiny,ffn={ffn}" for ffn in FFNS),
     *(f"text_tiny:albert_tiny,ffn={ffn}" for ffn in FFNS),
     *(f"language_model:wt_s,ffn={ffn}" for ffn in FFNS),
@@ -119,7 +119,14 @@ WRONG = {
 }
 
 FIRST_BLOCK = ("model.ffn_blocks", [1])  # may also be a list of blocks
-OF_TASKS = ("digits", "text_pretrain:widenet_16", "language_model:tiny", "glue:own", "squad:v2")
+OF_TASKS = (
+    "digits",
+    "text_pretrain:widenet_16",
+    "language_model:tiny",
+    "glue:own",
+    "squad:v2",
+    "glue:scores",
+)
 
 
 @pytest.mark.parametrize("name", OF_TASKS)

@@ -22,11 +22,13 @@ from widenet_jax.config import imports
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.errors import BadInputError, RunFailedError, naming_arguments
 from widenet_jax.nn.build import count_parameters, parameter_shapes
+from widenet_jax.text.predict import rows_of
 
 DIGITS = load_digits().images[40:43].astype(np.uint8) * 15
 TEXT = "She was persuaded to believe the engagement a wrong thing."
 CONFIGS = {
     "texts": lambda: glue.get_config("own,model=albert_tiny"),
+    "scores": lambda: glue.get_config("scores,model=albert_tiny"),
     "masks": text_tiny.get_config,
     "answers": lambda: squad.get_config("v2,model=albert_tiny"),
     "more": lambda: language_model.get_config("tiny"),
@@ -44,7 +46,8 @@ def opened(
     def model_for(name: str) -> wj.Model:
         if name not in models:
             config = CONFIGS[name]()
-            info = {"class_names": ["no", "yes"], "pairs": False} if name == "texts" else {}
+            info = {"class_names": ["no", "yes"]} if name == "texts" else {}
+            info |= {"pairs": False} if name in ("texts", "scores") else {}
             if name == "answers":
                 config.update_from_flattened_dict({"data.max_question_length": 4, "data.stride": 4})
             models[name] = wj.load(export_texts(config, FOLDER, folder / name, **info))
@@ -107,6 +110,17 @@ def test_texts(opened):
         assert [one["probability"] for one in found] == pytest.approx(-np.sort(-expected))
 
 
+def test_scores_of_texts(opened):
+    """The only logit of each."""
+    model = opened("scores")
+    found = model.score([TEXT, "Anne Elliot", "Anne"])
+    assert found.shape == (3,) and len({*found.tolist()}) == 3 and model.score([]).shape == (0,)
+    (row,) = rows_of(model._trained, ["Anne"], None)
+    inputs = model._trained.task.inputs({name: array[None] for name, array in row.items()})
+    apply = jax.jit(lambda x: model.module.apply({"params": model.params}, x, train=False)[0])
+    assert np.asarray(apply(inputs)) == pytest.approx(found[2:, None], abs=1e-5)
+
+
 def test_masks_answers_and_more_text(opened):
     """One list for each mask; a span of the context; as many bytes as asked for."""
     ((first, second),) = opened("masks").fill(["She was [MASK] and [MASK]."], top=3)
@@ -130,10 +144,13 @@ MISTAKES = [
     ("images", lambda m: m.predict(DIGITS, ["a"]), "export classifies images: leave pairs out"),
     ("images", lambda m: m.fill(["a [MASK]"]), r"no fill\(\); use predict\(\) or features\(\)"),
     ("texts", lambda m: m.continue_text("a"), r"task text_classification, which has no continue_t"),
-    ("texts", lambda m: m.predict([""]), "text='' is empty: give a text to classify$"),
-    ("texts", lambda m: m.predict(["\u200b"]), "is empty: give a text to classify$"),
-    ("texts", lambda m: m.predict(["a", "b", " "]), r"text=' ' is empty.* classify \(index 2\)$"),
-    ("texts", lambda m: m.predict(["a", None]), r"text=None is no text.* classify \(index 1\)$"),
+    ("texts", lambda m: m.predict([""]), "text='' is empty: give a text$"),
+    ("texts", lambda m: m.predict(["\u200b"]), "is empty: give a text$"),
+    ("texts", lambda m: m.predict(["a", "b", " "]), r"text=' ' is empty.* text \(index 2\)$"),
+    ("texts", lambda m: m.predict(["a", None]), r"text=None is no text.* text \(index 1\)$"),
+    ("scores", lambda m: m.predict([TEXT]), r"has no predict\(\); use score\(\)$"),
+    ("scores", lambda m: m.score(TEXT), "is one input: give a list"),
+    ("scores", lambda m: m.score([TEXT], [TEXT]), "single texts: leave the pair out"),
     ("masks", lambda m: m.features([TEXT]), r"which has no features\(\); use fill\(\)$"),
     ("masks", lambda m: m.fill(TEXT), "is one input: give a list"),
     ("more", lambda m: m.continue_text(""), "^text='' is empty: give at least one word"),

@@ -7,10 +7,12 @@ from widenet_jax.run.intervals import (
     accuracy_interval,
     balanced_interval,
     bootstrap_mean,
+    correlation_interval,
     interval_text,
-    share_intervals,
+    metric_intervals,
     wilson,
 )
+from widenet_jax.text.regression import pearson, spearman
 
 
 def test_wilson():
@@ -26,9 +28,11 @@ def test_of_a_result():
     assert accuracy_interval(result) == wilson(81 / 263, 263)
     assert accuracy_interval({"test_accuracy": 0.5}) is None
     assert accuracy_interval({"test_mlm_loss": 6.0, "unit": "texts", "test_texts": 9}) is None
-    found = share_intervals({"exact": 81 / 263, "questions": 263, "f1": 0.4, "order_accuracy": 0.5})
+    found = metric_intervals(
+        {"exact": 81 / 263, "questions": 263, "f1": 0.4, "order_accuracy": 0.5}
+    )
     assert found == {"exact": wilson(81 / 263, 263)}
-    found = share_intervals({"f1": 0.9, "f1_se": 0.1})
+    found = metric_intervals({"f1": 0.9, "f1_se": 0.1})
     assert found == {"f1": (pytest.approx(0.704, abs=1e-3), 1.0)}
 
 
@@ -43,7 +47,34 @@ def test_bootstrap():
 
 def test_no_interval_without_spread():
     assert bootstrap_mean(np.full(9, 0.7)) is None and interval_text(None) == ""
-    assert share_intervals({"f1": 1.0, "f1_se": 0.0}) == {}
+    assert metric_intervals({"f1": 1.0, "f1_se": 0.0}) == {}
+
+
+def test_correlation():
+    """r = 0.5 of 28: arctanh(0.5) = 0.5493, -+ 1.96 / 5, for ranks -+ 1.96 sqrt(1.125) / 5."""
+    found = correlation_interval("pearson", 0.5, 28)
+    assert found == pytest.approx(
+        (np.tanh(0.54931 - 0.39199), np.tanh(0.54931 + 0.39199)), abs=1e-5
+    )
+    found = correlation_interval("spearman", -0.5, 28)
+    assert found == pytest.approx((np.tanh(-0.54931 - 0.41577), np.tanh(-0.13354)), abs=1e-5)
+    metrics = {"spearman": -0.5, "pearson": 0.0, "examples": 28}
+    assert metric_intervals(metrics) == {"spearman": found}
+    assert metric_intervals({"spearman": 0.5}) == {}
+    for name, r, count in (("f1", 0.5, 28), ("pearson", 1.0, 28), ("pearson", 0.5, 3)):
+        assert correlation_interval(name, r, count) is None
+
+
+def test_correlations_are_covered():
+    """Of 95% 93.5 to 96.5: 2,000 sets of 200 normal pairs; Spearman's is 6 / pi asin(r / 2)."""
+    r, covered = 0.7, {"pearson": 0, "spearman": 0}
+    truth = {"pearson": r, "spearman": 6 / np.pi * np.arcsin(r / 2)}
+    draws = np.random.default_rng(0).multivariate_normal([0, 0], [[1, r], [r, 1]], (2000, 200))
+    for x, y in np.moveaxis(draws, 2, 1):
+        for name, of in (("pearson", pearson), ("spearman", spearman)):
+            low, high = correlation_interval(name, of(x, y), 200)
+            covered[name] += low <= truth[name] <= high
+    assert all(0.935 <= count / 2000 <= 0.965 for count in covered.values()), covered
 
 
 # (classes, examples of each, share of right ones) -> whether more than 97.5% may be covered:

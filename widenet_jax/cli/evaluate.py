@@ -22,8 +22,10 @@ predictions that are in their sets; examples with empty sets are left out. --sho
 layer to so many images of each class of the training split, three times, by least squares on the
 inputs of the last layer, and measures it on the evaluation split; its classes may be new to the
 model. The 95% intervals are Wilson's of shares and of balanced accuracy, from the standard error
-for mlm_accuracy (over sequences) and F1 (over questions), and by bootstrap for the loss (these two
-only where examples differ); they are about the set's examples, not about other seeds.
+for mlm_accuracy (over sequences) and F1 (over questions), by Fisher's transform for correlations of
+scores (Spearman's by Bonett and Wright 2000; none of 0, which stands for a model that gives one
+score only), and by bootstrap for the loss (where examples differ, as the standard errors); they are
+about the set's examples, not about other seeds.
 --predictions has a row for each image or text: file, index, truth, prediction,
 probability. --out gets evaluation.json; of classifiers also confusion.csv and confusion.png; of
 question answering predictions.json, in which answers with a null score above
@@ -212,7 +214,7 @@ def evaluate_task(
     """
     from widenet_jax.files import write_json
     from widenet_jax.inference.over_source import metrics_over_source
-    from widenet_jax.run.intervals import ERROR, interval_text, share_intervals
+    from widenet_jax.run.intervals import ERROR, interval_text, metric_intervals
 
     spec, opened = task_spec(trained.config.task.name), None
     if options.file:
@@ -226,7 +228,7 @@ def evaluate_task(
             write_json(out / name, content)
     shown = {name: value for name, value in metrics.items() if not name.endswith(ERROR)}
     text = {name: number(value) + beside(name, result) for name, value in shown.items()}
-    if intervals := share_intervals(metrics):
+    if intervals := metric_intervals(metrics):
         result["intervals"] = intervals
         text |= {k: text[k] + interval_text(of, percent=False) for k, of in intervals.items()}
     return [(name.replace("_", " "), one) for name, one in text.items()] + routing_rows(result)

@@ -1,4 +1,4 @@
-"""Predicts with a trained model: classes of images and texts, answers, masked words, more text.
+"""Predicts with a trained model: classes, scores of texts, answers, masked words, more text.
 
   python scripts/predict.py --workdir=runs/mine photo.jpg other.png --top=5
   python scripts/predict.py --workdir=exported/mine photo.jpg --overlay=experts.png
@@ -140,17 +140,17 @@ def predict(options: Options) -> None:
 
 
 def write_predictions(rows: Sequence[dict], out: str) -> None:
-    """Writes rows of classes as JSON lines, or as CSV, with 6 decimals.
+    """Writes rows of classes, or scores, as JSON lines, or as CSV, with 6 decimals.
 
     The columns of the CSV are the input's (image, or text and pair, of files also file and row),
-    class_1, probability_1, ...
+    class_1, probability_1, ..., or score.
     """
     if out.endswith(".jsonl"):
         content = "".join(f"{json.dumps(rounded(row), ensure_ascii=False)}\n" for row in rows)
     else:
         flat = [
             {name: value for name, value in row.items() if name != "top"}
-            | {f"{key}_{k}": x for k, one in enumerate(row["top"], 1) for key, x in one.items()}
+            | {f"{n}_{k}": x for k, one in enumerate(row.get("top", ()), 1) for n, x in one.items()}
             for row in map(rounded, rows)
         ]
         header = [*flat[0]] if flat else ["image"]
@@ -159,8 +159,9 @@ def write_predictions(rows: Sequence[dict], out: str) -> None:
 
 
 def rounded(row: dict) -> dict:
-    """Returns a row whose probabilities have 6 decimals."""
-    return row | {"top": [o | {"probability": round(o["probability"], 6)} for o in row["top"]]}
+    """Returns a row whose probabilities, or score, have 6 decimals."""
+    top = [o | {"probability": round(o["probability"], 6)} for o in row.get("top", ())]
+    return row | ({"top": top} if top else {"score": round(row["score"], 6)})
 
 
 def main_flag(options: Options) -> str:

@@ -109,6 +109,7 @@ def add_check(commands: Any) -> None:
     add("--format", choices=["auto", *FORMATS], default="auto", help="of text files")
     for name in COLUMNS:
         add(f"--{name}", default="", metavar="NAME", help=f"config.data.{name} of a table")
+    add("--scores", action="store_true", help="labels are numbers to learn, not classes")
     add("--labels", metavar="FILE", help="of an archive without folders, as for the command tar")
     add("--json", action="store_true", help="print one JSON object")
 

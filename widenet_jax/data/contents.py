@@ -16,15 +16,16 @@ def contents_sha256(source: Source) -> str:
 
     It tells another copy of a set from this one, and the same set at another path not. One other
     image among millions of equal name and size is seldom in the sample of examples. The labels are
-    all there where the split knows them (`record_labels`).
+    all there where the split knows them (`record_labels`, or the numbers in `record_scores`).
 
     Raises:
       BadInputError: the split cannot be read. An unreadable example is hashed as such.
     """
     lines = [str(len(source)), *getattr(source, "files", tuple)()]
     sha = hashlib.sha256("\0".join(lines).encode(errors="surrogateescape"))
-    if (labels := getattr(source, "record_labels", None)) is not None:
-        sha.update(_bytes(labels))
+    for name in ("record_labels", "record_scores"):
+        if (labels := getattr(source, name, None)) is not None:
+            sha.update(_bytes(labels))
     for digest in in_threads(partial(_example_sha256, source), _sampled(source)):
         sha.update(digest)
     return sha.hexdigest()

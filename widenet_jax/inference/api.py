@@ -27,7 +27,7 @@ from widenet_jax.inference.model_card import describe_model
 from widenet_jax.inference.pretrained import open_model
 from widenet_jax.nn import build
 from widenet_jax.specs import model_spec, resolve, task_spec
-from widenet_jax.trained import Rows, Trained, best, classifier, features, over_rows
+from widenet_jax.trained import Rows, Trained, best, classifier, features, over_rows, scorer
 from widenet_jax.typing import PyTree
 
 BATCH = 32  # examples at a time: few enough for any machine's memory
@@ -89,7 +89,7 @@ class Model:
     Attributes:
       place: the directory it was read from, with `@CHECKPOINT` where one was chosen.
       task: what it was trained for: "classification" (of images), "text_classification",
-        "masked_lm", "span" or "language_modeling".
+        "text_regression", "masked_lm", "span" or "language_modeling".
       class_names: label k is class_names[k]; empty for a task without classes.
       step: of the checkpoint.
       config: of its run.
@@ -148,6 +148,18 @@ class Model:
         found = map(self._read_features, self._batches("features", inputs, pairs))
         return np.concatenate([np.zeros((0, self.config.model.embed_dim), np.float32), *found])
 
+    def score(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> np.ndarray:
+        """Returns the scores of texts, on the scale of the labels in training: float32 [n].
+
+        Args:
+          texts, pairs: as of `predict`.
+
+        Raises:
+          BadInputError: as `predict`, unless the model was trained on scores.
+        """
+        found = map(self._score, self._batches("score", texts, pairs))
+        return np.concatenate([np.zeros(0, np.float32), *found])
+
     def fill(self, texts: Sequence[str], *, top: int = 5) -> list[list[list[dict[str, Any]]]]:
         """Returns for each text, and each [MASK] in it, the most probable words.
 
@@ -200,6 +212,10 @@ class Model:
     @cached_property
     def _classify(self) -> Callable[[Rows], np.ndarray]:
         return classifier(self._trained)
+
+    @cached_property
+    def _score(self) -> Callable[[Rows], np.ndarray]:
+        return scorer(self._trained)
 
     @cached_property
     def _read_features(self) -> Callable[[Rows], np.ndarray]:

@@ -12,6 +12,9 @@ Interval = tuple[float, float]
 # Metrics that are shares of these. Packed sequences have more orders, and a narrower interval.
 ERROR = "_se"  # ends the name of another metric's standard error
 UNITS = {"order_accuracy": "sequences", "exact": "questions"}
+# Metrics that are correlations over "examples" -> the factor of r**2 / (n - 3) in the variance of
+# arctanh(r), beside 1 / (n - 3): Fisher 1921; Bonett and Wright 2000.
+CORRELATIONS = {"pearson": 0.0, "spearman": 0.5}
 
 
 def wilson(share: float | np.ndarray, count: float | np.ndarray) -> Interval:
@@ -28,7 +31,18 @@ def accuracy_interval(result: Mapping[str, Any]) -> Interval | None:
     return wilson(share, count) if share is not None and count else None
 
 
-def share_intervals(metrics: Mapping[str, Any]) -> dict[str, Interval]:
+def correlation_interval(name: str, r: float, count: int) -> Interval | None:
+    """Returns the interval of a metric of CORRELATIONS over `count` examples; None of others.
+
+    None of 0, which stands for a correlation that is not defined, of 1, and of three examples.
+    """
+    if name not in CORRELATIONS or not 0 < abs(r) < 1 or count <= 3:
+        return None
+    half = Z * math.sqrt((1 + CORRELATIONS[name] * r**2) / (count - 3))
+    return math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+
+
+def metric_intervals(metrics: Mapping[str, Any]) -> dict[str, Interval]:
     """Returns the interval of each metric that has its number of units, or a standard error.
 
     Without a standard error where all examples are alike.
@@ -40,6 +54,9 @@ def share_intervals(metrics: Mapping[str, Any]) -> dict[str, Interval]:
             mean = metrics[name.removesuffix(ERROR)]
             ends = max(0.0, mean - Z * error), min(1.0, mean + Z * error)
             intervals[name.removesuffix(ERROR)] = ends
+    for name in CORRELATIONS & metrics.keys():
+        if ends := correlation_interval(name, metrics[name], metrics.get("examples", 0)):
+            intervals[name] = ends
     return intervals
 
 

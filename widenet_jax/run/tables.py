@@ -45,15 +45,18 @@ def primary_text(result: Mapping[str, Any]) -> str:
     """Returns the primary metric and how many examples were evaluated: "97.31% of 360 images".
 
     A metric that is a share (between 0 and 1, higher is better) is a percentage. The accuracy, the
-    share of right answers, has its interval behind it.
+    share of right answers, has its interval behind it; a correlation, too, which is no percentage.
     """
-    from widenet_jax.run.intervals import accuracy_interval, interval_text  # training needs none
+    from widenet_jax.run import intervals  # training needs none
 
     metric, unit = result["primary_metric"], result["unit"]
-    value, count = result[f"test_{metric['name']}"], result[f"test_{unit}"]
-    share = metric["higher_is_better"] and 0 <= value <= 1
+    name, count = metric["name"], result[f"test_{unit}"]
+    value = result[f"test_{name}"]
+    share = metric["higher_is_better"] and 0 <= value <= 1 and name not in intervals.CORRELATIONS
     text = f"{f'{value:.2%}' if share else number(value)} of {count:,} {unit}"
-    return text + (interval_text(accuracy_interval(result)) if metric["name"] == "accuracy" else "")
+    ends = intervals.accuracy_interval(result) if name == "accuracy" else None
+    ends = ends or intervals.correlation_interval(name, value, count)
+    return text + intervals.interval_text(ends, percent=share)
 
 
 def beside(metric: str, result: Mapping[str, Any]) -> str:

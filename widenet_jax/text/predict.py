@@ -1,4 +1,4 @@
-"""Predictions of a trained text model: classes of texts, answers to questions, masked words.
+"""Predictions of a trained text model: classes and scores of texts, answers, masked words.
 
 Each sequence is its own token group, so that no other text changes its prediction.
 """
@@ -23,7 +23,7 @@ from widenet_jax.text.data.sequences import cut_text, join, sequence_row, whole_
 from widenet_jax.text.data.squad import Question, Squad
 from widenet_jax.text.data.tables import read_texts
 from widenet_jax.text.span import ranked_spans
-from widenet_jax.trained import Predictions, Trained, best, classifier, of_one, shares
+from widenet_jax.trained import Predictions, Trained, best, classifier, of_one, scorer, shares
 
 MASK = "[MASK]"  # in a text, whatever the tokenizer calls its token
 AT_ONCE = 32  # texts: few enough for any machine's memory
@@ -187,7 +187,7 @@ def reader(trained: Trained) -> Callable[..., dict[str, np.ndarray]]:
             if not len(ids[place]):
                 problem = "is empty" if is_text(value) else "is no text"
                 name = ("text", "pair")[place]
-                raise BadArgumentError(name, value, f"{problem}: give a text to classify")
+                raise BadArgumentError(name, value, f"{problem}: give a text")
         return transform(join(tokenizer, *ids, length), NO_RNG)
 
     return read
@@ -198,18 +198,33 @@ def reader(trained: Trained) -> Callable[..., dict[str, np.ndarray]]:
 
 def predict_classes(options: Namespace, trained: Trained) -> Predictions:
     """Classifies each --text, with its --pair, or each row of files."""
+
+    def named(probs: np.ndarray) -> tuple[dict[str, Any], list[str]]:
+        top = best(probs, trained, options.top)
+        return {"top": top}, shares(top, "class")
+
+    return of_texts(options, trained, classifier(trained), named)
+
+
+def predict_scores(options: Namespace, trained: Trained) -> Predictions:
+    """Scores each --text, with its --pair, or each row of files."""
+    named = lambda score: ({"score": float(score)}, [f"  score {score:.4f}"])  # noqa: E731
+    return of_texts(options, trained, scorer(trained), named)
+
+
+def of_texts(options: Namespace, trained: Trained, find: Callable, named: Callable) -> Predictions:
+    """Predicts for texts or rows of files; `named` makes columns and lines of what `find` finds."""
     raise_first(misused(options))
     unreadable: list[str] = []
     rows = file_rows(options, trained, unreadable) if options.files else text_rows(options, trained)
-    classify, encode = classifier(trained), trained.tokenizer.encode
-    found, wholes = [], []
+    encode, found, wholes = trained.tokenizer.encode, [], []
     while some := list(itertools.islice(rows, AT_ONCE)):
-        for (row, _), probs in zip(some, classify([arrays for _, arrays in some]), strict=True):
-            top = best(probs, trained, options.top)
+        for (row, _), one in zip(some, find([arrays for _, arrays in some]), strict=True):
+            columns, lines = named(one)
             place = ["{file} row {row}".format(**row)] if "file" in row else []
             texts = [row[name] for name in ("text", "pair") if name in row]
             wholes.append(whole_length(*map(encode, texts)))
-            found.append((row | {"top": top}, [*place, *texts, *shares(top, "class")]))
+            found.append((row | columns, [*place, *texts, *lines]))
     say_cut(wholes, trained)
     return Predictions("texts", found, {}, "", (), unreadable)
 

@@ -1,5 +1,7 @@
 """The tasks on texts and the text encoder, as `specs` describes them."""
 
+from dataclasses import replace
+
 from widenet_jax import specs
 
 ANSWER = {"span": specs.Part(specs.NEVER)}
@@ -105,7 +107,7 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
     predict=specs.PredictSpec(
         form="--text=TEXT or files of texts",
         flags={
-            "--text": specs.Flag("to classify; may be repeated", kind="texts"),
+            "--text": specs.Flag("to classify or score; may be repeated", kind="texts"),
             "--pair": specs.Flag("the second text of a --text", kind="texts"),
             "files": specs.Flag("tables, or .txt with a text a line", "FILE", "words"),
             "--text_column": specs.Flag("of tables; by default as in the run", "NAME"),
@@ -127,6 +129,25 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
         arrays="`tokens` are ids of `tokenizer.json`, [CLS] and [SEP] among them, padded with "
         "zeros. `token_types` are 1 at the tokens of a second text. `length` counts the tokens.",
     ),
+)
+
+COLUMNS = dict(TEXT_CLASSIFICATION.sections["data"], source=("scores", "scores: texts and numbers"))
+TEXT_REGRESSION = replace(
+    TEXT_CLASSIFICATION,
+    name="text_regression",
+    task="widenet_jax.text.regression:TextRegression",
+    sections={"task": {}, "data": {k: v for k, v in COLUMNS.items() if k != "label_names"}},
+    transforms="widenet_jax.text.data.sequences:sequence_transforms",
+    example="widenet_jax.text.data.scores:example_of",
+    info=("vocab_size",),
+    sources={"scores": specs.SourceSpec("widenet_jax.text.data.scores:Scores", reads_slices=True)},
+    sizes=("num_examples",),
+    sets={"STS-B": (5_749,)},
+    last_layer="",
+    splits_of="widenet_jax.text.data.scores:splits_of",
+    predict=replace(TEXT_CLASSIFICATION.predict, run="widenet_jax.text.predict:predict_scores"),
+    methods={"score": "widenet_jax.text.predict:rows_of"},
+    card=replace(TEXT_CLASSIFICATION.card, purpose="scoring texts"),
 )
 
 SPAN = specs.TaskSpec(

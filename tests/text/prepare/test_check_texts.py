@@ -169,6 +169,25 @@ def test_tables_without_labels(tmp_path: Path, capsys):
     assert "no column 'text'; there are 'filename', 'label'; images are not read from" in line
 
 
+def test_scores(tmp_path: Path, capsys):
+    """Numbers only where they are asked for; a table without them passes."""
+    write(tmp_path / "train.tsv", "sentence1\tsentence2\tscore\na\tb\t0.5\nb\tc\t-1\n")
+    write(tmp_path / "test.tsv", "sentence1\tsentence2\na\tb\n")
+    assert run("check", tmp_path, "--scores") == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        f"{tmp_path}/train.tsv: scores from -1 to 0.5, mean -0.25",
+        f"{tmp_path}/test.tsv: no label column: not for training",
+    ]
+    write(tmp_path / "dev.csv", "text,label\na,x\nb,\u0661\nc,inf\n")
+    assert check(capsys, tmp_path, "--scores")[:2] == [
+        f"{tmp_path}/dev.csv row 1: label 'x' is no finite number; write scores as 3.5",
+        f"{tmp_path}/dev.csv row 3: label 'inf' is no finite number; write scores as 3.5",
+    ]
+    same = write(tmp_path / "same.csv", "text,score\na,-1\nb,-1.0\n")
+    line, *_ = check(capsys, same, "--scores")
+    assert line.startswith(f"{same} row 1: all 2 scores are -1; a correlation needs others, too: ")
+
+
 def test_questions(tmp_path: Path, capsys):
     """Every question of another layout and every answer that is not in its context."""
     qas = [{"id": str(n), "question": "who", "answers": []} for n in range(30)]

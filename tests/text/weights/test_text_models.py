@@ -23,6 +23,7 @@ from widenet_jax.text.weights.huggingface_config import model_section
 TASKS = {
     "masked_lm": ("pooler", "mlm", "order"),
     "text_classification": ("pooler", "classifier"),
+    "text_regression": ("pooler", "classifier"),
     "span": ("span",),
 }
 
@@ -38,6 +39,8 @@ def model(task: str, directory: Path, kind: str = "albert", **changes: object):
         shared=kind == "albert",
         source="hf",
     )
+    if task == "text_regression":
+        params["classifier"] = {name: x[..., :1] for name, x in params["classifier"].items()}
     heads = TASKS[task]
     backbone = {"embeddings", "projection", "encoder", *heads}
     return exported({k: v for k, v in params.items() if k in backbone}, section, task, directory)
@@ -90,6 +93,15 @@ def test_to_hugging_face_and_back(kind: str, tmp_path):
     card = (tmp_path / "hf" / "README.md").read_text()
     assert f"transformers.{kind.capitalize()}ForPreTraining.from_pretrained(DIR)" in card
     assert "--config.init_from=DIR" in card and "predict.py" not in card
+
+
+def test_scores_to_hugging_face(tmp_path):
+    """As a sequence classifier of one label, which transformers then reads as a regression."""
+    stored = model("text_regression", tmp_path)
+    write_exported(epath.Path(tmp_path / "hf"), stored, file_format="huggingface", place="run")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["architectures"] == ["AlbertForSequenceClassification"]
+    assert (config["num_labels"], config["problem_type"]) == (1, "regression")
 
 
 def test_no_counterpart(tmp_path):

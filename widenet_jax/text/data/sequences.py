@@ -105,8 +105,8 @@ def sequence_row(
     for name, value in example.items():
         if isinstance(value, np.ndarray) and name != "tokens":
             row[name] = padded(value, length).astype(value.dtype)
-        elif isinstance(value, int) and name != "second":
-            row[name] = np.int32(value)
+        elif isinstance(value, int | float) and name != "second":
+            row[name] = (np.int32 if isinstance(value, int) else np.float32)(value)
     return row
 
 

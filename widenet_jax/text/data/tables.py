@@ -41,6 +41,7 @@ LAYOUTS = (
     ("sentence", "", "label"),  # SST-2
     ("text", "", "label"),
 )
+SCORES = "scores"  # `config.data.source` of tables whose labels are numbers, see `scores`
 MAX_CLASSES = 1000  # more distinct labels mean that the column holds something else
 NO_LABEL = {"-", "-1"}  # in SNLI and in Hugging Face's test sets, unless they are class names
 
@@ -101,31 +102,19 @@ class Table:
             `config.data.on_bad_example` is "error"; otherwise reading that example raises.
         """
         rows = read_rows(data, split) if rows is None else rows
-        names = info.get("class_names") or split_names(data["label_names"])
-        if not names:
-            train = data["train_split"]
-            names = class_names_of(rows if split == train else read_rows(data, train))
-        self.class_names = tuple(names)
         self._where = [row.where for row in rows]
-        self.record_labels = label_numbers(rows, self.class_names, data["label_names"])
         self.contents = np.array([hash(row[:2]) for row in rows], np.int64)
+        of_labels = self._read_labels(rows, data, split, info)
         tokenizer = sequences.tokenizer_for(data, info)
         paired = rows[0].pair is not None
-        self.info = {"class_names": list(names), "pairs": paired}
-        self.info |= sequences.tokenizer_info(tokenizer)
-        trains = split == data["train_split"] and not info.get("class_names")
-        if trains and (missing := missing_classes(self)):
-            raise BadInputError(
-                f"split {split} has no row of {len(missing)} of the {len(names)} classes "
-                f"({shown(missing)}) of config.data.label_names; name the labels that it has"
-            )
+        self.info |= {"pairs": paired, **sequences.tokenizer_info(tokenizer)}
         encode, T = partial(encode_visible, tokenizer), data["max_length"]
         pairs = encode([row.pair or "" for row in rows]) if paired else [None] * len(rows)
         both = list(zip(encode([row.text for row in rows]), pairs, strict=True))
         joined = [sequences.join(tokenizer, text, pair, T) for text, pair in both]
         texts = [text for row in rows for text in row[:2] if text]
         self._notes = [
-            *doubts(rows, names),
+            *of_labels,
             sequences.cut_text([*itertools.starmap(sequences.whole_length, both)], T),
             lost_text.describe_sample(tokenizer, texts),
         ]
@@ -139,14 +128,33 @@ class Table:
         if not self._skips and self._empty.any():
             raise self._bad(int(self._empty.argmax()))
 
+    def _read_labels(
+        self, rows: Sequence[Row], data: Mapping[str, Any], split: str, info: Mapping[str, Any]
+    ) -> list[str]:
+        """Sets the labels and what `info` says of them; returns lines on them."""
+        names = info.get("class_names") or split_names(data["label_names"])
+        if not names:
+            train = data["train_split"]
+            names = class_names_of(rows if split == train else read_rows(data, train))
+        self.class_names, self.info = tuple(names), {"class_names": list(names)}
+        labels = label_numbers(rows, self.class_names, data["label_names"])
+        self.record_labels = self._labels = labels
+        trains = split == data["train_split"] and not info.get("class_names")
+        if trains and (missing := missing_classes(self)):
+            raise BadInputError(
+                f"split {split} has no row of {len(missing)} of the {len(names)} classes "
+                f"({shown(missing)}) of config.data.label_names; name the labels that it has"
+            )
+        return [f"{len(names):,} classes: {shown(names)}", *doubts(rows, names)]
+
     def __len__(self) -> int:
-        return len(self.record_labels)
+        return len(self._labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if self._empty[index]:
             raise self._bad(index)
         tokens = self._tokens[self._ends[index] : self._ends[index + 1]]
-        second, label = int(self._second[index]), int(self.record_labels[index])
+        second, label = int(self._second[index]), self._labels[index].item()
         return {"tokens": tokens, "second": second, "label": label}
 
     def describe(self, index: int) -> str:
@@ -154,8 +162,7 @@ class Table:
 
     @property
     def note(self) -> str:
-        classes = f"{len(self.class_names):,} classes: {shown(self.class_names)}"
-        return "\n".join(filter(None, [classes, *self._notes]))
+        return "\n".join(filter(None, self._notes))
 
     @property
     def problems(self) -> list[str]:
@@ -221,7 +228,8 @@ def read_file(
     """
     columns = read_columns(file)
     text, pair, label = layout_of(columns, data, file)
-    no_label = {"", *NO_LABEL} - {*split_names(data["label_names"])}
+    scores = data.get("source") == SCORES
+    no_label = {""} if scores else {"", *NO_LABEL} - {*split_names(data["label_names"])}
     seconds = columns[pair] if pair else [None] * len(columns[text])
     rows, bad = [], []
     cells = zip(columns[text], seconds, columns[label], strict=True)
@@ -287,20 +295,22 @@ def layout_of(
 ) -> tuple[str, str, str]:
     """Returns the names of the columns of the text, of its pair ("" for none) and of the label.
 
-    Without `labelled` the label may be missing.
+    Without `labelled` the label may be missing. Scores may be in a column "score", too.
 
     Raises:
       MissingColumnError: the file has no such columns, or none that is known; or two are the same.
     """
     fields = ("text_column", "pair_column", "label_column")
     text, pair, label = (data[field] for field in fields)
+    usual = "score" if data.get("source") == SCORES else "label"
     if not (text or pair or label):
         # Of texts without labels, the label column is what is missing.
-        unlabelled = [(*layout[:2], "label") for layout in LAYOUTS]
-        known = (one for one in LAYOUTS if columns.keys() >= set(one) - {""})
+        unlabelled = [(*layout[:2], usual) for layout in LAYOUTS]
+        layouts = (*unlabelled, *LAYOUTS) if usual == "score" else LAYOUTS
+        known = (one for one in layouts if columns.keys() >= set(one) - {""})
         texts = (one for one in unlabelled if columns.keys() >= set(one[:2]) - {""})
         text, pair, label = next(itertools.chain(known, texts), ("", "", ""))
-    layout = (text or "text", pair, label or "label")
+    layout = (text or "text", pair, label or usual)
     chosen = dict(zip(fields, layout if labelled else layout[:2], strict=False))
     for one, other in itertools.combinations(chosen, 2):
         if chosen[one] == chosen[other]:
@@ -341,7 +351,7 @@ def class_names_of(rows: Sequence[Row]) -> list[str]:
         raise BadInputError(
             f"{rows[0].where}: the labels of the training split have {len(found):,} different "
             f"values, such as {rows[0].label!r}; name their column by --config.data.label_column, "
-            "or shuffle the rows if they are sorted by label"
+            "shuffle rows that are sorted by label, or learn numbers by configs/glue.py:scores"
         )
     return sorted(found, key=int if all(map(str.isdecimal, found)) else None)
 
@@ -360,7 +370,7 @@ def doubts(rows: Sequence[Row], class_names: Sequence[str]) -> list[str]:
     notes, plain = [], {*map(_plain, class_names)}
     numbers = [number for number in plain if isinstance(number, float)]
     if len(numbers) == len(plain) and not all(map(float.is_integer, numbers)):
-        scores = "scores are not learned as numbers, each is a class of its own"
+        scores = "scores are not learned as numbers (configs/glue.py:scores does), each is a class"
         notes.append(f"{len(class_names):,} classes are numbers with fractions: {scores}")
     notes += filter(None, [alike_text(class_names, _plain, " in the table")])
     if len(class_names) > max(2, len(rows) / 2):

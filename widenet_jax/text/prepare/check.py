@@ -15,10 +15,11 @@ from widenet_jax.corpus.files import first_bytes
 from widenet_jax.corpus.inputs import files_below
 from widenet_jax.corpus.readers import Input, detect, texts
 from widenet_jax.data.checks import Check, Checked, run_checks
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, BadRowsError
 from widenet_jax.text.data.files import READERS, suffix_of
+from widenet_jax.text.data.scores import describe, scores_of
 from widenet_jax.text.data.squad import read_questions
-from widenet_jax.text.data.tables import Row, doubts, label_problems, read_file
+from widenet_jax.text.data.tables import SCORES, Row, doubts, label_problems, read_file
 from widenet_jax.text.data.text_records import TextRecords
 
 TABLES = (".tsv", ".csv")  # a parquet or JSON file is one where its label column is given
@@ -42,7 +43,7 @@ def check(path: str, options: Options) -> Checked:
     """
     place = epath.Path(path)
     files = sorted(files_below(place)) if place.is_dir() else [path]
-    read = Reading(vars(options))
+    read = Reading(vars(options) | {"source": SCORES if options.scores else "table"})
     for file in tqdm.tqdm(files, desc="check", unit="file"):
         read.file(file)
     for line, file in label_problems(read.labels, options.label_names).items():
@@ -69,7 +70,8 @@ class Reading:
 
     Attributes:
       flags: "text_column", "pair_column", "label_column" and "label_names" as in `config.data`, ""
-        if not given; and the "format" of files that are no tables, as in `inputs.plan`.
+        if not given; "source", SCORES where labels are numbers; and the "format" of files that are
+        no tables, as in `inputs.plan`.
       count: documents, rows and questions.
       problems: of each file a line for each mistake.
       unlabelled: files without a label column, and the line that says so.
@@ -124,19 +126,24 @@ class Reading:
 
     def _read_table(self, path: str) -> int:
         """Reads a table, and notes what may be mistakes in it; returns the number of its rows."""
+        scored = self.flags["source"] == SCORES
         rows = read_file(epath.Path(path), self.flags, refuse_empty=True)
-        self.labels[path] = [*{row.label: row for row in reversed(rows)}.values()][::-1]
+        scores, bad = scores_of(rows) if scored else ((), ())
+        if bad:
+            raise BadRowsError(bad)
+        self.labels[path] = [] if scored else [*{r.label: r for r in reversed(rows)}.values()][::-1]
         notes = []
         quoted = sum(len(row.text) > 1 and row.text[0] == row.text[-1] == '"' for row in rows)
         if suffix_of(path) == ".tsv" and 2 * quoted > len(rows):
             what = f"{quoted:,} of {len(rows):,} texts begin and end with a quote"
             notes.append(f"{what}, which is a part of the text in .tsv, as in GLUE")
-        counts = Counter(row.label for row in rows).most_common()
+        counts = [] if scored else Counter(row.label for row in rows).most_common()
         if len(counts) > 1:
             (high, most), (low, least) = counts[0], counts[-1]
             of = f"{least:,} ({reprlib.repr(low)}) to {most:,} ({reprlib.repr(high)}) rows"
             notes.append(f"labels: {len(counts):,}, with {of}")
-        lines = doubts(rows, sorted({row.label for row in rows}))
+        names = sorted({row.label for row in rows})
+        lines = [describe(scores)] if scored else doubts(rows, names)
         notes += [line.replace("config.data.", "--") for line in lines]
         firsts = Counter(self.firsts.setdefault(hash(row[:2]), path) for row in rows)
         del firsts[path]

@@ -216,6 +216,8 @@ def layout(model: Any, place: str) -> tuple[dict[str, np.ndarray], dict[str, Any
         "id2label": {str(label): name for label, name in enumerate(names)},
         "label2id": {name: label for label, name in enumerate(names)},
     }
+    if not names:
+        labels = {"num_labels": 1, "problem_type": "regression"}
     config = huggingface_config(
         section,
         parts=model.params,
@@ -223,7 +225,7 @@ def layout(model: Any, place: str) -> tuple[dict[str, np.ndarray], dict[str, Any
         pad_token_id=tokenizer.pad_id,
         bos_token_id=tokenizer.cls_id,
         eos_token_id=tokenizer.sep_id,
-        **(labels if names else {}),
+        **(labels if "classifier" in model.params else {}),
     )
     files = tokenizer_files(tokenizer, section["num_positions"])
     return arrays, {**files, "config.json": config}
