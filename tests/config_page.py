@@ -39,7 +39,7 @@ MODELS = """\
 field of the feed-forward's section (`model.moe`, ...), unless the variant or a flag sets it,
 or the model is pretrained (`glue.py`, `squad.py`, `finetune.py:pretrained`).
 """
-PARTS = ("loop", "loop.tie", "loop.counts", "loop.exit", "attention")  # of every model
+PARTS = ("loop", "loop.tie", "loop.counts", "loop.exit", "adapter", "attention")  # of every model
 KINDS = {"images": "IMAGE_MODEL", "texts": "TEXT_MODEL", "language": "LANGUAGE_MODEL"}
 EXPERTS = ("model.moe", "model.moe.router", "model.moe.losses")
 OTHERS = ("model.soft_moe", "model.top_k_mlp", "model.product_key")
