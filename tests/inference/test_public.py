@@ -1,4 +1,4 @@
-"""Masked words predicted by a BERT or ALBERT of Hugging Face, straight from its directory."""
+"""Public weights that predict as they are: masked words of a BERT or ALBERT, classes of a ViT."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from inference import reference_bert as reference
-from refusals import refused
+from inference import reference_vit
+from refusals import refused, refuses
 
+import widenet_jax as wj
 from widenet_jax.cli import predict
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]  # V of them
@@ -62,3 +64,31 @@ def test_what_it_cannot_do_is_one_line(tmp_path: Path, capsys):
         err = refused(capsys, predict.main, f"--workdir={place}", flag)
         assert message in err
         assert name != "headless" or f"--config.init_from={place}" in err
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_a_vit_of_timm(has_head: bool, tmp_path: Path, capsys):
+    """Its classes are numbers; without a classifier its features are read."""
+    vit = reference_vit.random_vit()
+    arrays = {k: np.ascontiguousarray(v) for k, v in reference_vit.timm_names(vit).items()}
+    arrays = {k: v for k, v in arrays.items() if has_head or not k.startswith("head.")}
+    file = tmp_path / "vit_tiny.augreg.safetensors"
+    safetensors.numpy.save_file(arrays, file)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_args": {"num_heads": reference_vit.N}})
+    )
+    model = wj.load(file)
+    assert "note: " in (err := capsys.readouterr().err) and "pixels as of augreg" in err
+    assert model.config.data.image_size == reference_vit.SIDE * reference_vit.P
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3), np.uint8)
+    features = model.features(list(pixels))
+    exact = reference_vit.gelu_erf
+    logits = reference_vit.logits(vit, pixels / 127.5 - 1, activation=exact)
+    ours = features @ vit.outside["head_kernel"] + vit.outside["head_bias"]
+    np.testing.assert_allclose(ours, logits, atol=1e-5)
+    if has_head:
+        assert model.class_names == tuple("01234")
+        (best,) = model.predict(list(pixels), top=1)[0]
+        assert best["class"] == str(logits.argmax())
+    else:
+        refuses("holds weights without a classifier", model.predict, list(pixels))
