@@ -78,7 +78,7 @@ def test_a_vit_of_timm(has_head: bool, tmp_path: Path, capsys):
         json.dumps({"model_args": {"num_heads": reference_vit.N}})
     )
     model = wj.load(file)
-    assert "note: " in (err := capsys.readouterr().err) and "pixels as of augreg" in err
+    assert "note: " in (err := capsys.readouterr().err) and "its pixels: as of augreg" in err
     assert model.config.data.image_size == reference_vit.SIDE * reference_vit.P
     pixels = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3), np.uint8)
     features = model.features(list(pixels))

@@ -262,7 +262,7 @@ def read_torch(data: bytes) -> dict[str, np.ndarray]:
     import torch
 
     found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    tensors = found if isinstance(found, Mapping) else {"its content": found}
+    tensors = found if isinstance(found, Mapping) else {"its content": None}
     tensors = next((tensors[k] for k in STATES if isinstance(tensors.get(k), Mapping)), tensors)
     if odd := [k for k, x in tensors.items() if type(k) is not str or not torch.is_tensor(x)]:
         raise ValueError(f"{odd[0]} is no tensor by a name")

@@ -1,6 +1,7 @@
 """timm's layouts of a ViT in plain NumPy against the reading of Google's file."""
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -134,7 +135,7 @@ def test_what_is_no_such_vit(change: dict, line: str, tmp_path: Path):
 
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-TOLD = "config.json is missing: pixels as of"
+TOLD = "no config.json says its pixels: as of"
 HEADS = {"model_args": CONFIG["model_args"]}
 
 
@@ -174,6 +175,9 @@ def test_pixels(name: str, config: dict, mean: float, told: str, tmp_path: Path)
         ("mae", {"model_args": 3}, "config.json: 'int' object has no attribute 'get'; download it"),
         ("mae", {"pretrained_cfg": 3}, "config.json: argument of type 'int' is not"),
         ("mae", CONFIG | {"std": [0, 0, 0]}, "config.json: image_std is not above 0; download it"),
+        ("mae", {"pretrained_cfg": []}, "has no attribute 'get'; download it again"),
+        ("mae", {"model_args": HEADS["model_args"] | {"img_size": [4, 16]}}, "are no squares"),
+        ("mae", HEADS | {"pretrained_cfg": {"input_size": [3, 4, 16]}}, "are no squares"),
         ("a", CONFIG | {"architecture": "vit_base_patch16_rpn_224"}, "may compute something else"),
     ],
 )
@@ -188,6 +192,7 @@ def test_what_the_config_must_say(name: str, config: dict | None, line: str, tmp
         ("deit3_medium_patch16_224", True),
         ("vit_base_patch14_dinov2", True),
         ("vit_medium_patch16_gap_240", True),
+        ("vit_base_patch16_gap_224", False),
         ("vit_base_patch16_siglip_gap_224", False),
         ("vit_base_patch16_rope_ape_224", False),
         ("vit_small_patch16_18x2_224", False),
@@ -195,4 +200,4 @@ def test_what_the_config_must_say(name: str, config: dict | None, line: str, tmp
     ],
 )
 def test_architectures(name: str, known: bool):
-    assert bool(ARCHITECTURE.fullmatch(name)) == known
+    assert bool(re.fullmatch(ARCHITECTURE, name)) == known

@@ -182,11 +182,11 @@ def read_huggingface(
     missing = "is missing; download it too: DINOv2's pixels have ImageNet's mean and std"
     refuse(preprocessor, (is_dinov2 and not preprocessor.exists(), missing))
     params = from_huggingface(arrays, source=source)
-    dropped = is_dinov2 and params.pop("head", None)
+    dropped = "not used: classifier" * bool(is_dinov2 and params.pop("head", None))
     if not preprocessor.exists():
         return params, fields, f"{PREPROCESSOR} is missing: mean 0.5 and std 0.5 of pixels assumed"
     params, folded = fold_pixels(params, read_object(preprocessor), source=str(preprocessor))
-    return params, fields, "not used: classifier; " * bool(dropped) + folded
+    return params, fields, "; ".join(filter(None, (dropped, folded)))
 
 
 POSITION = "position/position_embedding"

@@ -10,7 +10,7 @@ What a file does not say:
   hub. Without it they follow from the name of the file or its directory, see `FAMILIES`; other
   names are refused. The first layer takes them in: see `huggingface.fold_pixels`.
 - Heads. `model_args` of `config.json` may have `num_heads`. Otherwise heads have 64 channels up to
-  a width of 1,024, and there are 16 above: so in all models of timm that `ARCHITECTURE` names.
+  a width of 1,024, and there are 16 above, as in timm's (docs/log/timm.md).
 - The function. Other architectures have the same names and compute something else, such as residual
   post-norm (`rpn`), SigLIP's GELU or rotary positions; see `ARCHITECTURE`.
 
@@ -57,7 +57,8 @@ LAYOUT = Layout(
     scales=("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2"),  # of timm, and of DeiT-III
     alone={"cls_token": "position/cls_token", POSITIONS: "position/position_embedding"},
 )
-ARCHITECTURE = re.compile(r"(vit|deit3?)_[a-z0-9]+_patch\d+(_gap|_plus)?_(\d+(_miil)?|dinov2)")
+# Names of timm's architectures that are plain ViTs with the heads of `read_timm`.
+ARCHITECTURE = r"(?!.*base.*gap)(vit|deit3?)_[a-z]+_patch\d+(_gap|_plus)?_(\d+(_miil)?|dinov2)"
 # Pixels of models by a word of their names.
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 FAMILIES = {"augreg": {}, "deit": IMAGENET, "dino": IMAGENET, "mae": IMAGENET}
@@ -130,32 +131,33 @@ def read_timm(
     Raises:
       BadInputError: as `from_timm`; another architecture; or nothing says which pixels it reads.
     """
-    plain = lambda name: PREFIX.sub("", name)  # noqa: E731
-    if PATCHES not in map(plain, arrays):
+    theirs = param_names.renamed(arrays, lambda name: PREFIX.sub("", name), source=source)
+    if PATCHES not in theirs:
         return None
-    theirs = param_names.renamed(arrays, plain, source=source)
     unused = [name for name in theirs if UNUSED.fullmatch(name)]
     params = from_timm({k: v for k, v in theirs.items() if k not in unused}, source=source)
     file, width = directory / "config.json", theirs[POSITIONS].shape[2]
     config = read_object(file) if file.exists() else {}
     with downloaded(str(file)):
-        architecture = config.get("architecture")
-        pixels = config.get("pretrained_cfg", config)  # older files have its fields at the top
-        pixels = {f"image_{x}": pixels[x] for x in ("mean", "std") if x in pixels}
+        architecture, arguments = config.get("architecture"), config.get("model_args") or {}
+        stated = config.get("pretrained_cfg", config)  # older files have its fields at the top
+        pixels = {f"image_{x}": stated[x] for x in ("mean", "std") if x in stated}
+        sides = {*np.ravel(arguments.get("img_size") or stated.get("input_size", [])[-2:])}
         usual = 16 if width > 1024 else width // 64 if width % 64 == 0 else None
-        heads = (config.get("model_args") or {}).get("num_heads", usual)
-    known = architecture is None or ARCHITECTURE.fullmatch(str(architecture))
+        heads = arguments.get("num_heads", usual)
+    known = architecture is None or re.fullmatch(ARCHITECTURE, str(architecture))
     other = f"architecture={architecture!r} may compute something else; start from a plain ViT"
     odd = type(heads) is not int or heads < 1 or width % heads
     told = f"num_heads={heads!r} of a width of {width}; state it, under model_args"
-    refuse(file, (not known, other), (odd, told))
+    oblong = "its images are no squares, as ours are; start from a ViT of square images"
+    refuse(file, (not known, other), (odd, told), (len(sides) > 1, oblong))
     notes = [f"not used: {name}" for name in sorted({n.partition(".")[0] for n in unused})]
     if len(pixels) < 2:
-        name = source.rpartition("/")[2].lower()
-        family = next((word for word in FAMILIES if re.search(f"(?<![a-z]){word}", name)), None)
+        words = (w for w in FAMILIES if re.search(f"(?<![a-z]){w}[^/]*$", source, re.IGNORECASE))
+        family = next(words, None)
         refuse(source, (family is None, NO_PIXELS))
         pixels = FAMILIES[family]
-        notes.append(f"config.json is missing: pixels as of {family}, by the name of the file")
+        notes.append(f"no config.json says its pixels: as of {family}, by the name of the file")
     params, folded = fold_pixels(params, pixels, source=str(file))
     attention = {"name": "full", "num_heads": heads}
     fields = {"attention": attention, "norm_epsilon": 1e-6, "activation": "gelu", **PRE_NORM}
