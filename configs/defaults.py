@@ -84,7 +84,7 @@ RUN = {
             0.999999,
         ),
         "sign_rate": (0.001, "step size of the biases of moe.router.bias_balancing"),
-        "freeze": ("none", "none; backbone: only the head learns (a linear probe)"),
+        "freeze": ("none", "none; backbone: only the head (a linear probe) and adapters learn"),
     },
     "evaluation": {
         "batch_size": (512, "examples, over all devices", 1, 2**20),
@@ -236,6 +236,11 @@ EXIT = {  # config.model.loop.exit: predictions after each loop, of language mod
     ),
     "threshold": (0.5, "of gate: a probability; of kl: nats", 0, 1e3),
 }
+ADAPTER = {  # config.model.adapter, see widenet_jax/nn/adapters.py
+    "rank": (0, "of the blocks' low-rank adapters (LoRA); 0: none", 0, 2**12),
+    "tie": ("weights", "one for each: weights, stored kernel; none, step", ("weights", "none")),
+    "alpha": (8.0, "the adapters' factor is alpha / rank"),
+}
 ATTENTION = {  # config.model.attention; its settings say the fields of each
     "name": ("full", "full; relative: by distance, to a memory and earlier tokens; switch_head"),
     "num_heads": (12, "N", 1, 2**12),
@@ -339,6 +344,7 @@ MODELS = {
     "model.loop.tie": TIE,
     "model.loop.counts": COUNTS,
     "model.loop.exit": EXIT,
+    "model.adapter": ADAPTER,
     "model.attention": ATTENTION,
     "model.moe": EXPERTS | LANGUAGE_EXPERTS,
     "model.moe.router": ROUTER,
@@ -363,6 +369,8 @@ WITHOUT_EFFECT = {
     "augment.eval_crop_fraction": ("augment.eval_crop", ("squash",)),
     "augment.randaugment_magnitude": ("augment.randaugment_layers", (0,)),
     "augment.randaugment_before_crop": ("augment.randaugment_layers", (0,)),
+    "model.adapter.tie": ("model.adapter.rank", (0,)),
+    "model.adapter.alpha": ("model.adapter.rank", (0,)),
     "model.moe.capacity_factor": ("model.moe.capacity_rule", ("unlimited",)),
     "model.moe.capacity_factor_eval": ("model.moe.capacity_rule", ("unlimited",)),
     "model.loop.exit.threshold": ("model.loop.exit.rule", ("none",)),

@@ -350,7 +350,8 @@ def of_size(rows: Mapping, size: Mapping) -> dict:
     """Returns `config.model` with the defaults of its rows and the fields of a size."""
     attention = values(defaults.ATTENTION) | chosen(size, "num_heads", "head_dim")
     attention = chosen(attention, "name", "num_heads", "head_dim", "implementation")
-    return values(rows) | chosen(size, *rows) | {"attention": attention}
+    sections = {"attention": attention, "adapter": values(defaults.ADAPTER)}
+    return values(rows) | chosen(size, *rows) | sections
 
 
 def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:

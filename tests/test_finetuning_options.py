@@ -6,14 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import answered
 from small_runs import assert_same_end, at_step, final_state, run_here, train_here
 
 from widenet_jax.checkpoint.manifest import params_sha256
+from widenet_jax.cli import evaluate
 from widenet_jax.config.files import stored_config
 from widenet_jax.inference.trained import open_trained
 
 OPTIONS = {
     "linear probe": {"optimizer.freeze": "backbone"},
+    "adapters": {"optimizer.freeze": "backbone", "model.adapter.rank": 2},
+    "adapters of steps": {
+        "optimizer.freeze": "backbone",
+        "model.adapter.rank": 2,
+        "model.adapter.tie": "none",
+    },
     "all": {
         "optimizer.layer_decay": 0.7,
         "optimizer.ema_decay": 0.5,
@@ -32,7 +40,9 @@ def run(workdir: Path, pretrained: Path, **changes: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_resumed_run_ends_with_the_same_bytes(digits_run: Path, tmp_path: Path, name: str):
+def test_a_resumed_run_ends_with_the_same_bytes(
+    digits_run: Path, tmp_path: Path, name: str, capsys
+):
     whole = tmp_path / "whole"
     run(whole, digits_run, **OPTIONS[name])
     broken = at_step(tmp_path / "broken", whole, 2)
@@ -43,6 +53,8 @@ def test_a_resumed_run_ends_with_the_same_bytes(digits_run: Path, tmp_path: Path
         assert_the_average_is_evaluated_and_opened(whole)
     else:
         assert_only_the_head_learned(whole, digits_run)
+    if name.startswith("adapters"):
+        assert_adapters_learned_and_are_opened(whole, capsys)
 
 
 def assert_only_the_head_learned(probe: Path, pretrained: Path) -> None:
@@ -51,6 +63,15 @@ def assert_only_the_head_learned(probe: Path, pretrained: Path) -> None:
     changed = {name.split("'")[1] for name in params if ours[name] != theirs[name]}
     assert changed == {"head"}
     assert all(np.isfinite(np.frombuffer(ours[name], np.float32)).all() for name in params)
+
+
+def assert_adapters_learned_and_are_opened(workdir: Path, capsys) -> None:
+    up = {k: v for k, v in final_state(workdir).items() if k.startswith("params") and "'up'" in k}
+    assert up and all(np.frombuffer(value, np.float32).any() for value in up.values())
+    result = json.loads((workdir / "result.json").read_text())
+    capsys.readouterr()
+    found = answered(capsys, evaluate.main, f"--workdir={workdir}", "--json")
+    assert found["top_1"] == pytest.approx(result["test_accuracy"], abs=1e-6)
 
 
 def assert_the_average_is_evaluated_and_opened(workdir: Path) -> None:

@@ -84,6 +84,7 @@ def test_a_run_keeps_its_tokenizer(reviews_run: Path, table: Path, tmp_path: Pat
     (table / "train.tsv").unlink()
     found = evaluated(workdir, tmp_path / "out", f"--config.data.path={table}")
     assert found["top_1"] == result["test_accuracy"] and found["examples"] == 40
+    assert 0 < found["calibration_error"] < 0.5
     rows = (tmp_path / "out" / "confusion.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == ["negative", "positive"]
 
@@ -115,8 +116,11 @@ def test_question_answering(tmp_path: Path, squad: Path):
         metrics_over_source(trained)
 
 
-def test_mistakes_are_one_line(tmp_path: Path, table: Path, squad: Path, capsys):
-    """Of the table that is read, and of the task that reads it."""
+def test_mistakes_are_one_line(tmp_path: Path, table: Path, squad: Path, reviews_run, capsys):
+    """Of the table that is read, of the task that reads it, and of flags for images."""
+    for flag in ("--shots=2", "--restrict"):
+        line = refused(capsys, evaluate, f"--workdir={reviews_run}", flag)
+        assert f"{flag.split('=')[0]} takes a classifier of images" in line
     v1 = {"data.train_split": "train-v2.0", "data.eval_split": "dev-v2.0", "data.stride": 4}
     v1 |= {"data.max_question_length": 8}
     for config, data, changes, line in (

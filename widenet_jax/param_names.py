@@ -17,7 +17,8 @@ from widenet_jax.typing import PyTree
 PathPredicate = Callable[[str], bool]
 
 # Names of parameter scopes. Storage (`sharding`) and the optimizer go by them.
-ENCODER = "encoder"  # the stack of blocks
+ENCODER, ADAPTER = "encoder", "adapter"  # the stack of blocks, and low-rank additions to kernels
+ADAPTERS = f"{ENCODER}/{ADAPTER}"
 ROUTER = "router"  # a scope of this name, or one that ends so: "block_03_router"
 EXPERTS = "experts"  # leading axis E: one slice an expert
 NORM_OUT = "norm_out"  # the last norm of a stack
@@ -39,6 +40,12 @@ def split_block_part(name: str) -> tuple[int | None, str]:
     """Splits the name of a part: "block_03_mlp" to (3, "mlp"), a shared "mlp" to (None, "mlp")."""
     match = _BLOCK_PART.fullmatch(name)
     return (int(match[1]), match[2]) if match else (None, name)
+
+
+def part_of(path: str) -> str:
+    """Returns the part of a model that holds a parameter: "head", or "encoder/adapter"."""
+    first, *scopes = path.split("/")
+    return ADAPTERS if scopes[:1] == [ADAPTER] else first
 
 
 def is_expert(path: str) -> bool:

@@ -111,6 +111,7 @@ class CardSpec:
 
     Attributes:
       purpose: as in "trained for PURPOSE".
+      pipeline: huggingface.co's name of the task; "": none.
       commands: lines that use the model in `DIR`.
       inputs: what the model reads; fields of `config.data` in braces.
       arrays: what the arrays of a batch hold, for an exported classifier; fields of the config in
@@ -118,6 +119,7 @@ class CardSpec:
     """
 
     purpose: str
+    pipeline: str = ""
     commands: tuple[str, ...] = ()
     inputs: str = ""
     arrays: str = ""

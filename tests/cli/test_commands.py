@@ -41,7 +41,10 @@ def digit_files(tmp_path_factory) -> list[Path]:
 def test_evaluate_an_export_into_files(exported, digits_run, tmp_path, capsys, drawn):
     out = tmp_path / "out"
     table = tmp_path / "new" / "predictions.csv"
-    flags = (f"--workdir={exported}", f"--out={out}", f"--predictions={table}")
+    sets = tmp_path / "sets.json"  # the last 60 images are left out
+    labels = Digits("test").record_labels.tolist()
+    sets.write_text(json.dumps([*([k, str((k + 1) % 10)] for k in labels[:300]), *[[]] * 60]))
+    flags = (f"--workdir={exported}", f"--out={out}", f"--predictions={table}", f"--labels={sets}")
     printed = answered(capsys, evaluate.main, *flags)
     result = json.loads((digits_run / "result.json").read_text())
     assert printed["top_1"] == result["test_accuracy"]
@@ -51,6 +54,12 @@ def test_evaluate_an_export_into_files(exported, digits_run, tmp_path, capsys, d
     rows = list(csv.DictReader(table.open()))
     right = sum(row["truth"] == row["prediction"] for row in rows)
     assert len(rows) == 360 and right / 360 == printed["top_1"]
+    near = [(int(row["prediction"]) - int(row["truth"])) % 10 < 2 for row in rows]
+    assert printed["in_label_set"] == sum(near[:300]) / 300 > printed["top_1"]
+    assert (printed["judged"], printed["left_out"]) == (300, 60)
+    low, high = printed["intervals"]["in_label_set"]
+    assert low < printed["in_label_set"] < high
+    assert 0 < printed["calibration_error"] < 0.5 and printed["choices"] == 10
     title, interval = drawn[0].texts[0].get_text().split("\n")
     assert title == "split test: 360 images" and interval.startswith("top-1 ")
     assert cv2.imread(str(out / "confusion.png")).shape[0] > 100
@@ -62,6 +71,16 @@ def test_evaluate_for_people_on_another_split(digits_run, capsys):
     assert "images                      1,437" in out and "hardest classes" in out
     assert "share of the largest class  10.16%" in out
     assert "balanced accuracy" in out and out.count(" (95%: ") == 4
+
+
+def test_layers_fitted_to_few_images(digits_run, capsys):
+    flags = (f"--workdir={digits_run}", "--shots=100")
+    found = answered(capsys, evaluate.main, *flags)
+    assert (found["shots"], found["images"], found["classes"]) == (100, 360, 10)
+    assert len(found["draws"]) == 3 and min(found["draws"]) > 0.3
+    assert found["few_shot"] == pytest.approx(sum(found["draws"]) / 3)
+    low, high = found["intervals"]["few_shot"]
+    assert low < found["few_shot"] < high
 
 
 def test_predict_and_draw(exported, digit_files, tmp_path, capsys):
@@ -115,6 +134,10 @@ def test_mistakes_are_one_line(exported, digit_files, tmp_path, capsys):
         (["predict", tmp_path / "gone.jpg"], "gone.jpg: No such file"),
         (["predict", text], "text.jpg: no JPEG, PNG, WebP, BMP, GIF or TIFF file"),
         (["export", f"--out={exported}"], "is not empty"),
+        (["evaluate", "--shots=2", "--restrict"], "--shots fits other classifiers"),
+        (["evaluate", "--shots=2", "--config.data.train_split=test"], "are both test"),
+        (["evaluate", "--shots=200"], "fewer training images of 0, 1, 2, 3, 4 and 5 more"),
+        (["evaluate", f"--labels={text}"], "text.jpg: Expecting value"),
         (["analyze", f"--out={tmp_path / 'a'}", f"--compare={tmp_path}"], "no finished checkpoint"),
         # a file, where a folder would have to be
         (["predict", digit_files[0], f"--overlay={text / 'o.png'}"], "text.jpg: "),

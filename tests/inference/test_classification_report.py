@@ -11,9 +11,11 @@ from widenet_jax.data.blocks import read_example
 from widenet_jax.inference.classification import (
     Accuracy,
     accuracy_of,
+    calibration_error,
     classify_source,
     confusion_csv,
     draw_confusion,
+    example_rows,
     predictions_csv,
 )
 from widenet_jax.inference.over_source import open_source
@@ -25,6 +27,8 @@ BY_HAND = Accuracy(
     confusion=np.array([[3, 1, 0], [2, 2, 0], [0, 0, 0]]),
     in_top=np.array([4, 3, 0]),
     losses=np.full(8, 0.5),
+    calibration_error=0.25,
+    choices=3,
 )
 
 
@@ -49,9 +53,39 @@ def test_by_hand():
     )
     for V in (5, 6):
         right = Accuracy(
-            tuple("abcdef"[:V]), 8 * np.eye(V, dtype=int), np.full(V, 6), np.zeros(8 * V)
+            tuple("abcdef"[:V]), 8 * np.eye(V, dtype=int), np.full(V, 6), np.zeros(8 * V), 0.0, V
         )
         assert right.as_json("images").get("top_5") == (0.75 if V == 6 else None)
+
+
+def test_calibration_error_by_hand():
+    """Five examples in three of 15 bins; 0.4 = 6/15 is the upper end of its bin.
+
+    (14/15, 1]: one of 2 is right, confidences 0.95 and 0.96: |1 - 1.91| = 0.91.
+    (7/15, 8/15]: the only one is right, with 0.5: 0.5.
+    (5/15, 6/15]: one of 2 is right, confidences 0.4 and 0.39: |1 - 0.79| = 0.21.
+    """
+    right = np.array([True, False, True, False, True])
+    confidences = np.array([0.95, 0.96, 0.5, 0.4, 0.39])
+    found = calibration_error(right, confidences)
+    assert found == pytest.approx((0.91 + 0.5 + 0.21) / 5)
+    sure = np.ones(4, np.float32)
+    assert calibration_error(sure > 0, sure) == 0.0 and calibration_error(sure < 0, sure) == 1.0
+
+
+def test_classes_that_may_be_predicted():
+    """Of classes 0 and 2 alone, with logits 2 and 1, then 0 and 2."""
+    logits = np.array([[2.0, 3, 1, 0], [0, 1, 2, 3]], np.float32)
+    batch = {"label": np.array([0, 2]), "mask": np.ones(2, bool)}
+    assert example_rows(logits, batch, range(4))["predicted"].tolist() == [1, 3]
+    rows = example_rows(logits, batch, [2, 0])
+    assert rows["predicted"].tolist() == [0, 2]
+    expected = 1 / (1 + np.exp([-1.0, -2.0]))
+    np.testing.assert_allclose(rows["probability"], expected, rtol=1e-6)
+    np.testing.assert_allclose(rows["loss"], -np.log(expected), rtol=1e-5)
+    names = tuple("abcdef")
+    few = accuracy_of(names, {k: np.asarray(v) for k, v in rows.items()}, 2).as_json("images")
+    assert "top_5" not in few and few["choices"] == 2
 
 
 def test_the_picture_of_many_classes_has_their_most_frequent_confusions(tmp_path, drawn):
@@ -59,7 +93,8 @@ def test_the_picture_of_many_classes_has_their_most_frequent_confusions(tmp_path
     wrong = right.copy()
     wrong[2, 5], wrong[4, 0] = 24, 2
     for confusion in (wrong, right):
-        draw_confusion(Accuracy(names, confusion, np.full(31, 8), np.zeros(9)), tmp_path / "c.png")
+        found = Accuracy(names, confusion, np.full(31, 8), np.zeros(9), 0.0, 31)
+        draw_confusion(found, tmp_path / "c.png")
     axis = drawn[0].axes[0]
     assert not axis.images and [bar.get_width() for bar in axis.patches] == [24, 2]
     ticks = [tick.get_text() for tick in axis.get_yticklabels()]
@@ -79,7 +114,8 @@ def test_predictions_as_csv():
         "file,index,truth,prediction,probability\n"
         "photos/0.jpg,0,cat,cat,0.900000\nphotos/2.jpg,2,dog,yak,0.625000\n"
     )
-    accuracy = accuracy_of(("cat", "dog", "yak"), rows | {"loss": np.array([0.5, 9.0, 1.5])})
+    accuracy = accuracy_of(("cat", "dog", "yak"), rows | {"loss": np.array([0.5, 9.0, 1.5])}, 3)
+    assert accuracy.calibration_error == pytest.approx((1 - 0.9 + 0.625) / 2)  # one in each bin
     assert accuracy.confusion.tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
     assert accuracy.in_top.tolist() == [1, 0, 0] and accuracy.losses.tolist() == [0.5, 1.5]
 
@@ -87,8 +123,9 @@ def test_predictions_as_csv():
 def test_equals_the_result_of_the_run_and_a_loop_over_images(digits_run):
     """360 images are whole groups of 4, without padding; ranks are counted one by one."""
     trained = open_trained(str(digits_run))
-    opened, rows = classify_source(trained)
-    accuracy = accuracy_of(trained.class_names, rows)
+    opened, transform = open_source(trained)
+    rows = classify_source(trained, opened, transform, range(10))
+    accuracy = accuracy_of(trained.class_names, rows, 10)
     result = json.loads((digits_run / "result.json").read_text())
     facts = accuracy.as_json("images")
     assert facts["top_1"] == result["test_accuracy"]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from image_sources import png
 from refusals import refuses
 
 from widenet_jax.data.labelled import Subset, relabelled, with_classes
@@ -9,6 +10,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.vision.data.digits import Digits
+from widenet_jax.vision.data.folders import ImageFolder
 
 
 def named(*class_names: str) -> Subset:
@@ -23,13 +25,35 @@ def test_classes_are_matched_by_name():
         with_classes(named("cat", "zebra", "yak"), ("bird", "cat"), place="runs/x")
     assert str(caught.value) == (
         "class 'zebra' of the data (2 such of 3) is none of the 2 that runs/x knows (bird, cat); "
-        "classes are matched by name: rename them, or finetune on this data"
+        "classes are matched by name, or by number if they are 0 to 1: rename them, or finetune on "
+        "this data"
     )
     source = relabelled(Digits("test"), ["a"] * 10, range(9, -1, -1))
     assert len(source) == 360 and source.describe(3) == "digits test image 3"
     theirs = Digits("test")[4]
     assert source[4]["label"] == 9 - theirs["label"]
     np.testing.assert_array_equal(source[4]["image"], theirs["image"])
+
+
+def test_classes_by_number(tmp_path):
+    """ImageNet-V2's folders, in the order of text: 0, 1, 10, 11, 2, ...; only all of them count."""
+    for number in range(12):
+        (tmp_path / "val" / str(number)).mkdir(parents=True)
+        (tmp_path / "val" / str(number) / "a.png").write_bytes(png(number))
+    folder = ImageFolder(str(tmp_path), "val")
+    assert folder.class_names[:4] == ("0", "1", "10", "11")
+    names = tuple("abcdefghijkl")
+    source = with_classes(folder, names, place="runs/x")
+    for index in range(12):
+        assert source[index]["label"] == int(source.describe(index).split("/")[-2])
+    assert source.matched == "matched by number: 0 is a, 11 is l"
+    # Names come first: the model may call its own classes by numbers, in the order of text.
+    by_name = with_classes(folder, folder.class_names, place="runs/x")
+    assert by_name.record_labels.tolist() == list(range(12)) and not by_name.matched
+    for others in (names[:11], ("1", *names[1:]), (*names, "m")):
+        refuses(
+            "classes are matched by name, or by number", with_classes, folder, others, place="x"
+        )
 
 
 def test_images_of_other_channels(digits_run, tmp_path):

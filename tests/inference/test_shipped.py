@@ -70,6 +70,9 @@ def test_a_name_is_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     config = set_fields(finetune.get_config("pretrained"), [f"--config.init_from={NAME}"])
     assert config.model.embed_dim == 64 and config.data.image_size == 8
+    later = ["--config.model.adapter.rank=2", "--config.model.drop_path=0.1"]  # not in its file
+    flags = [f"--config.init_from={NAME}", *later]
+    assert set_fields(finetune.get_config("pretrained"), flags).model.adapter.rank == 2
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     taken = load_pretrained(NAME, device, model=config.model, info={}).params
     assert params_sha256(taken) == params_sha256(read_model(NAME).params)

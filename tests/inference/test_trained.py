@@ -1,11 +1,21 @@
 """Opening a trained model: changes to its config, and changes that do not fit."""
 
+import dataclasses
 import json
+from pathlib import Path
 
+import compiled
+import jax
+import numpy as np
 import pytest
+from etils import epath
+from ml_collections import ConfigDict
 from refusals import refuses
 
-from widenet_jax.inference.trained import open_trained, result_at
+from widenet_jax.config.files import from_json
+from widenet_jax.inference.exported import write_exported
+from widenet_jax.inference.pretrained import load_pretrained
+from widenet_jax.inference.trained import build_for, open_trained, read_model, result_at
 
 
 @pytest.mark.parametrize(
@@ -42,3 +52,34 @@ def test_the_result_of_a_step_has_its_own_evaluation(tmp_path):
     assert result_at(tmp_path, 15) == {}
     (tmp_path / "result.json").write_text("[]")
     refuses(r"result.json: holds no JSON object; copy", result_at, tmp_path, 10)
+
+
+@pytest.mark.parametrize("tie", ["weights", "none"])
+def test_adapters_are_opened_as_kernels(digits_run: Path, tmp_path: Path, tie: str):
+    """The same logits; a file keeps adapters of steps, whose sums blocks could not share."""
+    stored, section = read_model(str(digits_run)), {"rank": 2, "tie": tie, "alpha": 3.0}
+    config = stored.config | {"model": stored.config["model"] | {"adapter": section}}
+    _, module, shapes = build_for(ConfigDict(from_json(config)), stored.info, stored.params)
+    drawn = compiled.draw(shapes["encoder"]["adapter"])
+    params = stored.params | {"encoder": stored.params["encoder"] | {"adapter": drawn}}
+    host = jax.tree.map(np.asarray, params)
+    model = dataclasses.replace(stored, params=host, config=config)
+    write_exported(epath.Path(tmp_path / "whole"), model, file_format="npz")
+    place = str(tmp_path / "again")
+    read = read_model(str(tmp_path / "whole"))
+    write_exported(epath.Path(place), read, file_format="npz")
+    assert ("adapter" in read.params["encoder"]) == (tie == "none")
+    inputs = {"image": np.linspace(-1, 1, 4 * 64, dtype=np.float32).reshape(4, 8, 8, 1)}
+    opened = open_trained(place)
+    assert "adapter" not in opened.params["encoder"] and not opened.config.model.adapter.rank
+    wanted = compiled.apply(module, params, inputs, train=False)[0]
+    found = compiled.apply(opened.model, opened.params, inputs, train=False)[0]
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    if tie == "weights":
+        before = compiled.apply(opened.model, stored.params, inputs, train=False)[0]
+        assert np.abs(found - before).max() > 0.1
+    if tie == "none":
+        told = "has adapters of each step, and this run's model has others; add "
+        told += "--config.model.adapter.alpha=3.0 --config.model.adapter.rank=2 --config.model.ad"
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        refuses(told, load_pretrained, place, device, model=stored.config["model"], info={})

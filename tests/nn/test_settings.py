@@ -43,11 +43,9 @@ MOE = MoeSettings(4, 4, 2, 1.2, 2.0, 2)
 TOP_K = TopKMlpSettings(8, activation="relu", num_active=3)
 PRODUCT_KEY = ProductKeySettings(3, 1, 2)
 EXPERTS = {"moe": MOE, "mlp": MlpSettings(4)}
+LOOPED = {"core": ((1, 3),), "tie": {"norms": "loops"}}
 STACK = StackSettings(
-    loop={"core": ((1, 3),), "tie": {"norms": "loops"}},
-    attention={"name": "full", "num_heads": 2},
-    feed_forwards=EXPERTS,
-    ffn="moe",
+    loop=LOOPED, attention={"name": "full", "num_heads": 2}, feed_forwards=EXPERTS, ffn="moe"
 )
 IMAGES, LANGUAGE = (parse_model(model_section(name)) for name in ("widenet_tiny", "tiny"))
 TEXT = parse_model(model_section("albert_tiny"))
@@ -101,6 +99,13 @@ REFUSED = [
     (STACK, {"drop_path": -0.1}, "config.model.drop_path=-0.1 must be between 0 and 0.99"),
     (STACK, {"drop_path": 1.0}, "config.model.drop_path=1.0 must be between 0 and 0.99"),
     (STACK, {"drop_path": 0.1, "loop": {"core": ((1, 1),)}}, "=0.1 has no effect on a depth of 1"),
+    (STACK, {"adapter": {"rank": -1}}, "config.model.adapter.rank=-1 must be between 0 and 4096"),
+    (STACK, {"adapter": {"tie": "loops"}}, "model.adapter.tie='loops' is unknown; choose one of"),
+    (STACK, {"adapter": {"size": 8}}, "config.model.adapter.size"),
+    (STACK, {"adapter": {"rank": 8, "tie": "none"}, "loop": LOOPED | {"counts": {"eval": 3}}},
+     "tie=none gives each step an adapter, which config.model.loop.counts.eval=3 has no place"),
+    (STACK, {"adapter": {"rank": 8, "tie": "none"}, "loop": LOOPED | {"tie": {"router": "none"}}},
+     "tie=none gives each step an adapter, which config.model.loop.tie.router=none has no place"),
     (STACK, {"ffn": "soft_moe"}, "ffn=soft_moe needs the section config.model.soft_moe"),
     (STACK, {"attention": {"name": "fulll"}}, "config.model.attention.name='fulll' is unknown"),
     (STACK, {"attention": {"name": "full"}}, "config.model.attention.num_heads is missing"),

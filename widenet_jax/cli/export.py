@@ -7,6 +7,7 @@
   python scripts/export.py --workdir=runs/mine --out=exported/half --dtype=float16
 
 --dtype=float16 halves the file and compares both on the run's evaluation split, for the model card.
+Image classifiers in safetensors come with pytorch_model.py, which computes them without JAX.
 
 evaluate.py, predict.py and analyze.py take a directory of the first two kinds as their --workdir. A
 run starts from any of the first three with --config.init_from. Hugging Face's transformers opens
@@ -37,7 +38,9 @@ def export(options: Options) -> None:
     from widenet_jax.files import STARTS, absolute, find_model
     from widenet_jax.inference.exported import FORMATS, plain_files, write_exported
     from widenet_jax.inference.model_card import origin
+    from widenet_jax.inference.pytorch_model import uncovered
     from widenet_jax.inference.trained import open_trained, read_model
+    from widenet_jax.run.stopping import say
     from widenet_jax.run.workdir import earlier_starts
 
     chosen, place = choose(FORMATS, options.format, field="format"), options.workdir
@@ -57,5 +60,7 @@ def export(options: Options) -> None:
 
         model = in_float16(model, open_trained(place, checkpoint=options.checkpoint))
     write_exported(absolute(options.out), model, file_format=options.format, place=place)
+    if options.format == "safetensors" and (setting := uncovered(model.config)):
+        say(f"note: {options.out} has no pytorch_model.py, which does not compute {setting}")
     written = {"out": options.out, "format": options.format, "step": model.step}
     show(options, written, f"{options.out}: step {model.step:,}, {chosen.file}")

@@ -82,12 +82,17 @@ def known_labels(source: Source) -> np.ndarray | None:
 
 def labels_of(source: Source, records: np.ndarray) -> list[int]:
     """Returns the labels of records, read where they are unknown, if they can be read."""
+    return [label for label in labels_at(source, records) if label >= 0]
+
+
+def labels_at(source: Source, records: np.ndarray) -> list[int]:
+    """Returns the label of each record, read where it is unknown; -1 where it cannot be read."""
     places = records.astype(int)
     if (known := getattr(source, "record_labels", None)) is not None:
         return known[places].tolist()
-    label = partial(label_of, num_classes=len(source.info["class_names"]))
-    read = partial(read_row, source, transform=label, skip=True)
-    return [number for number, problem in in_threads(read, places.tolist()) if not problem]
+    find = partial(label_of, num_classes=len(source.info["class_names"]))
+    read = partial(read_row, source, transform=find, skip=True)
+    return [-1 if problem else label for label, problem in in_threads(read, places.tolist())]
 
 
 def checked_pixels(image: Any, others: str = "a path, an image of Pillow") -> np.ndarray:
@@ -128,6 +133,7 @@ class Subset(LabelledImages):
       records: int64 [n], the source's records in their order here.
       class_names: of the labels here.
       labels: int32, the label here for each of the source's labels.
+      matched: how classes are matched, where `with_classes` does not match names; "" otherwise.
       files, contents: those of the source, of these records; see `sources.common`.
     """
 
@@ -139,7 +145,7 @@ class Subset(LabelledImages):
         labels: Sequence[int],
     ):
         self.source, self.records, self.class_names = source, records, tuple(class_names)
-        self.labels = np.asarray(labels, np.int32)
+        self.labels, self.matched = np.asarray(labels, np.int32), ""
         self.left_out, self.labels_to_read = source.left_out, source.labels_to_read
         self.files: Callable[[], Sequence[str]] = getattr(source, "files", tuple)
         if source.record_labels is not None:
@@ -169,7 +175,8 @@ def relabelled(source: LabelledImages, names: Sequence[str], labels: Sequence[in
 def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) -> Subset:
     """Returns a source with a model's labels; classes are matched by name.
 
-    A source may have fewer classes than the model, in another order.
+    A source may have fewer classes than the model, in another order. The V classes 0 to V - 1, as
+    ImageNet-V2's folders are called, are the model's V by number.
 
     Args:
       source: the images.
@@ -179,14 +186,21 @@ def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) ->
     Raises:
       BadInputError: the source has a class that the model does not know.
     """
-    index = {name: label for label, name in enumerate(names)}
+    index, matched = {name: label for label, name in enumerate(names)}, ""
+    numbers = {str(label): label for label in range(len(names))}
+    if {*source.class_names} == {*numbers} and numbers.keys().isdisjoint(index):
+        index, last = numbers, len(names) - 1
+        matched = f"matched by number: 0 is {names[0]}, {last} is {names[last]}"
     if unknown := [name for name in source.class_names if name not in index]:
         raise BadInputError(
             f"class {unknown[0]!r} of the data ({len(unknown)} such of {len(source.class_names)}) "
             f"is none of the {len(names)} that {place} knows ({names_text(names)}); classes are "
-            "matched by name: rename them, or finetune on this data"
+            f"matched by name, or by number if they are 0 to {len(names) - 1}: rename them, or "
+            "finetune on this data"
         )
-    return relabelled(source, names, [index[name] for name in source.class_names])
+    found = relabelled(source, names, [index[name] for name in source.class_names])
+    found.matched = matched
+    return found
 
 
 class Joined(LabelledImages):

@@ -1,17 +1,17 @@
-"""Accuracy of a trained classifier over a source: top-1, top-5, by class, confusions."""
+"""Accuracy of a trained classifier over a source: top-1, top-5, by class; calibration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from matplotlib.ticker import MaxNLocator
 
 from widenet_jax.data.contract import Source
-from widenet_jax.inference.over_source import open_source, totals_over_source
+from widenet_jax.inference.over_source import totals_over_source
 from widenet_jax.losses import softmax_cross_entropy
 from widenet_jax.run.figures import PALETTE, save, subplots, write_in_cells
 from widenet_jax.run.intervals import balanced_interval, bootstrap_mean, wilson
@@ -22,8 +22,11 @@ from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
 
 TOP = 5
+EXCLUDED = -1e9  # a logit; -inf times a target of 0 would be NaN
+BINS = 15  # of confidences, as in Guo et al. 2017
 MOST_CELLS = 30  # classes a side; numbers in more cells could not be read
 MOST_PAIRS = 25
+Rows = Mapping[str, np.ndarray]  # arrays [n], by name
 
 
 @dataclass(frozen=True)
@@ -35,17 +38,21 @@ class Accuracy:
       confusion: [V, V] int64, examples of class (row) that the model gave class (column).
       in_top: [V] int64, examples of each class with that class among the TOP most probable ones.
       losses: [n] cross-entropy of each example, in nats.
+      calibration_error: see the function.
+      choices: how many classes the model chose among.
     """
 
     class_names: tuple[str, ...]
     confusion: np.ndarray
     in_top: np.ndarray
     losses: np.ndarray
+    calibration_error: float
+    choices: int
 
     def as_json(self, unit: str) -> dict[str, Any]:
         """Returns the number of examples, called `unit`, and the numbers over them.
 
-        "top_5" is left out where there are no more than 5 classes. "largest_class" is the share of
+        "top_5" is left out where there are no more than 5 choices. "largest_class" is the share of
         the most frequent class, which always answering it would get right. "per_class" is the top-1
         accuracy of every class that has examples, "balanced_accuracy" its mean over these classes.
         "intervals" has the 95% interval of every metric, by Wilson, or of the loss by bootstrap
@@ -55,7 +62,7 @@ class Accuracy:
         n, present = int(counts.sum()), counts > 0
         classes = zip(self.class_names, right, counts, strict=True)
         shares = {"top_1": float(right.sum() / n)}
-        if len(counts) > TOP:
+        if self.choices > TOP:
             shares[f"top_{TOP}"] = float(self.in_top.sum() / n)
         intervals = {name: wilson(share, n) for name, share in shares.items()}
         right, counts = right[present], counts[present]
@@ -67,6 +74,8 @@ class Accuracy:
             "largest_class": float(counts.max() / n),
             "balanced_accuracy": float((right / counts).mean()),
             "cross_entropy": float(self.losses.mean()),
+            "calibration_error": self.calibration_error,
+            "choices": self.choices,
             "intervals": intervals,
             "per_class": {name: float(hits / count) for name, hits, count in classes if count},
         }
@@ -80,31 +89,45 @@ class Accuracy:
         return [(names[i], names[j], int(wrong[i, j])) for i, j in pairs if wrong[i, j]]
 
 
-def classify_source(trained: Trained) -> tuple[Source, dict[str, np.ndarray]]:
-    """Classifies the source and split that the model's config names.
+def calibration_error(right: np.ndarray, confidences: np.ndarray) -> float:
+    """Returns the expected calibration error (ECE): how far confidences are from accuracies.
 
-    Returns:
-      The source, and the `example_rows` of its n examples, in their order.
-
-    Raises:
-      BadInputError: as `over_source.open_source`.
+    Bin k of BINS holds confidences in ((k - 1) / BINS, k / BINS]. The differences between the
+    bins' accuracies and mean confidences are weighted by the bins' shares of the examples.
     """
-    source, transform = open_source(trained)
-    found = totals_over_source(trained, partial(example_rows, trained), source, transform)
-    return source, found.rows
+    confidences = confidences.astype(np.float64)
+    bins = np.digitize(confidences, np.arange(1, BINS) / BINS, right=True)
+    return float(np.abs(np.bincount(bins, right - confidences)).sum() / len(right))
 
 
-def example_rows(trained: Trained, params: PyTree, batch: dict[str, Array]) -> Evaluation:
+def classify_source(
+    trained: Trained, source: Source, transform: Any, choices: Sequence[int]
+) -> Rows:
+    """Returns the `example_rows` of the n examples of a source, in their order.
+
+    Args:
+      trained: the model.
+      source, transform: as `over_source.open_source` returns them.
+      choices: as of `example_rows`.
+    """
+
+    def evaluate(params: PyTree, batch: dict[str, Array]) -> Evaluation:
+        logits, _ = forward(trained.model, params, trained.task.inputs(batch))
+        return Evaluation({}, {}, example_rows(logits, batch, choices))
+
+    return totals_over_source(trained, evaluate, source, transform).rows
+
+
+def example_rows(logits: Array, batch: Mapping[str, Array], choices: Sequence[int]) -> Rows:
     """Returns rows [B] for each example of a batch.
 
     The rows are `mask` (whether it could be read), `label`, `predicted`, `probability` of the
-    predicted class, `in_top` and `loss`.
+    predicted class, `in_top` and `loss`. `choices` lists the classes that may be predicted.
     """
-    label = batch["label"]
-    logits, _ = forward(trained.model, params, trained.task.inputs(batch))
-    V = logits.shape[-1]
+    label, V = batch["label"], logits.shape[-1]
+    logits = jnp.where(np.isin(np.arange(V), choices), logits, EXCLUDED)
     _, top = jax.lax.top_k(logits, min(TOP, V))
-    rows = {
+    return {
         "mask": batch["mask"],
         "label": label,
         "predicted": top[:, 0],
@@ -112,21 +135,20 @@ def example_rows(trained: Trained, params: PyTree, batch: dict[str, Array]) -> E
         "in_top": (top == label[:, None]).any(axis=1),
         "loss": softmax_cross_entropy(logits, jax.nn.one_hot(label, V)),
     }
-    return Evaluation({}, {}, rows)
 
 
-def accuracy_of(class_names: Sequence[str], rows: Mapping[str, np.ndarray]) -> Accuracy:
+def accuracy_of(class_names: Sequence[str], rows: Rows, choices: int) -> Accuracy:
     """Counts the rows of `classify_source` that could be read."""
     V, read = len(class_names), rows["mask"].astype(bool)
     label, predicted, in_top = (rows[name][read] for name in ("label", "predicted", "in_top"))
     confusion = np.bincount(label * V + predicted, minlength=V * V).reshape(V, V)
     losses = rows["loss"][read].astype(np.float64)
-    return Accuracy(tuple(class_names), confusion, np.bincount(label[in_top], minlength=V), losses)
+    top = np.bincount(label[in_top], minlength=V)
+    error = calibration_error(label == predicted, rows["probability"][read])
+    return Accuracy(tuple(class_names), confusion, top, losses, error, choices)
 
 
-def predictions_csv(
-    class_names: Sequence[str], source: Source, rows: Mapping[str, np.ndarray]
-) -> str:
+def predictions_csv(class_names: Sequence[str], source: Source, rows: Rows) -> str:
     """Returns CSV with a row for each example that could be read: its file or place, and classes.
 
     The index is the example's in its split; the probability is the predicted class's.

@@ -5,6 +5,7 @@ config.json                        the run's configuration
 class_names.json  tokenizer.json   what the model needs of the data, as in the workdir
 export.json                        format version, step, SHA-256 of the parameters, results
 README.md                          the model card
+pytorch_model.py                   with safetensors, of image classifiers: the model in PyTorch
 
 A classifier may also be exported as StableHLO, one file that a program with JAX calls:
 
@@ -33,7 +34,10 @@ from jax import export
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError, check_format, refuse, refusing, require
 from widenet_jax.files import read_json, write_bytes, write_json
+from widenet_jax.inference import pytorch_model
 from widenet_jax.inference.model_card import READ_LINES, describe_model, model_card
+from widenet_jax.nn.moe.slots import capacity_limit
+from widenet_jax.nn.stack_settings import parse_model
 from widenet_jax.specs import model_spec, resolve, task_spec
 from widenet_jax.trained import Stored, Trained, each_example, probabilities
 
@@ -90,13 +94,33 @@ def plain_files(model: Stored, place: str, file: str) -> dict[str, Any]:
     """Returns what `read_exported` reads."""
     record = {"format_version": FORMAT_VERSION, "params_file": file, "info": sorted(model.info)}
     record |= record_of(model)
+    pytorch = {}
+    if file.endswith(".safetensors") and not pytorch_model.uncovered(model.config):
+        pytorch["pytorch_model.py"] = epath.Path(pytorch_model.__file__).read_bytes()
+        record |= blocks_of(model)
     return {
         file: arrays_as(file, flax.traverse_util.flatten_dict(model.params, sep="/")),
+        **pytorch,
         "README.md": model_card(model.config, model.info, record).encode(),
         "config.json": model.config,
         **json_files(model.info),
         RECORD: record,
     }
+
+
+def blocks_of(model: Stored) -> dict[str, Any]:
+    """Returns what `pytorch_model.py` reads of `export.json`.
+
+    blocks: of each block as it runs, the scopes of its parameters, the factor of its branches, and
+    the block whose routing it follows. slots: of each expert for the tokens of an image.
+    """
+    stack = parse_model(model.config["model"])
+    blocks = [
+        {**dict(step.scopes), "scale": step.scale, "follows": step.follows}
+        for step in stack.steps(train=False)
+    ]
+    T, moe = model.params["position"]["position_embedding"].shape[1], stack.feed_forwards[stack.ffn]
+    return {"blocks": blocks, "slots": capacity_limit(T, moe, train=False) if stack.routes else T}
 
 
 def record_of(model: Stored) -> dict[str, Any]:

@@ -10,7 +10,11 @@ from widenet_jax.nn.loop_settings import parse_loop
 from widenet_jax.run.tables import primary_text, remark, routing_rows
 from widenet_jax.specs import model_spec, task_spec
 
-CARD = """# {title}
+CARD = """---
+{metadata}
+---
+
+# {title}
 
 {what}, trained for {purpose} with widenet_jax, an implementation of
 [WideNet](https://arxiv.org/abs/2107.11817).
@@ -42,6 +46,14 @@ FILES = """`{params_file}` contains every parameter by path, in {dtype}. Other p
 without widenet_jax:
 
     {read_line}"""
+PYTORCH = """
+
+`pytorch_model.py` computes the model in PyTorch, in float32, without JAX; its first lines show how
+to prepare an image. After `pip install torch safetensors`, in this directory:
+
+    from pytorch_model import Classifier
+
+    logits = Classifier()(images)  # float32 [B, channels, side, side] in [-1, 1]"""
 HUGGINGFACE = """`model.safetensors`, `config.json` and `tokenizer.json` are in the layout of
 Hugging Face's transformers, which computes the same function:
 
@@ -54,6 +66,8 @@ READ_LINES = {
     "params.npz": 'params = numpy.load("params.npz", allow_pickle=False)',
 }
 CLASSES_SHOWN = 20
+# Names that huggingface.co has for licenses; it refuses a card with another text in that place.
+LICENSES = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-sa-4.0", "cc0-1.0")
 
 
 def model_card(
@@ -79,10 +93,15 @@ def model_card(
     else:
         name, commands = record["params_file"], card.commands
         files = FILES.format(params_file=name, dtype=record["dtype"], read_line=READ_LINES[name])
+        files += PYTORCH if "blocks" in record else ""
     kind = what.split(":")[0]
     # Names without directories: a published card should not show paths of the machine.
     dataset = f"{data['source']} {data.get('name') or PurePath(data['path']).name}".strip()
+    license = record["card"].get("license", "").lower()
+    metadata = {"library_name": "transformers" if huggingface else "widenet_jax"}
+    metadata |= {"pipeline_tag": card.pipeline, "license": license * (license in LICENSES)}
     return CARD.format(
+        metadata="\n".join(f"{name}: {value}" for name, value in metadata.items() if value),
         config=config,
         optimizer=config["optimizer"],
         title=f"{kind}, {len(names)} classes" if names else f"{kind}, {card.purpose}",

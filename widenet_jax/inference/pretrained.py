@@ -21,6 +21,7 @@ from widenet_jax.errors import BadInputError, NoAccessError, raise_first
 from widenet_jax.files import absolute, matching
 from widenet_jax.inference.exported import READERS, read_arrays
 from widenet_jax.inference.trained import build_for, open_trained, read_model
+from widenet_jax.param_names import ADAPTERS, part_of
 from widenet_jax.run.workdir import flatten, plain
 from widenet_jax.specs import MODELS, SAME_CLASSES, WHERE_IT_FITS, model_spec, parts, resolve
 from widenet_jax.trained import Stored, Trained
@@ -190,6 +191,10 @@ def other_functions(
         fix = f"it is {name}: name that after the colon of --config, as :{name}"
         fix = fix if name else OWN_MODEL
         yield f"{source} has {width}={there[width]}, this run's model {here[width]}; {fix}"
+    adapter = {k: v for k, v in there.items() if k.startswith("adapter.")}
+    if adapter.get("adapter.rank") and any(here.get(k) != v for k, v in adapter.items()):
+        flags = " ".join(f"--config.model.{k}={v}" for k, v in adapter.items())
+        yield f"{source} has adapters of each step, and this run's model has others; add {flags}"
     if odd := [name for name in CHECKED if name in differ]:
         named = ", ".join(f"{name}={here[name]}" for name in odd)
         flags = " ".join(f"--config.model.{name}={there[name]}" for name in odd)
@@ -314,7 +319,7 @@ def finetune_params(
     taken, kept = taken_from(old, new, model, source=source, same_classes=same_classes)
     missing = sorted(new.keys() - taken.keys())
     raise_first(
-        f"config.optimizer.freeze would keep {part(path)} random, because config.init_from="
+        f"config.optimizer.freeze would keep {part_of(path)} random, because config.init_from="
         f"{source} has none that fits; train it, too, with --config.optimizer.freeze=none, or "
         "start from a model that has it"
         for path in missing
@@ -323,7 +328,9 @@ def finetune_params(
     notes = {
         f"taken from {source}": part_names(taken),
         "new": part_names(missing) or "nothing",
-        "not used": part_names(sorted(k for k in old if part(k) not in set(map(part, taken)))),
+        "not used": part_names(
+            sorted(k for k in old if part_of(k) not in set(map(part_of, taken)))
+        ),
         "fitted": ", ".join(
             f"{k} {shape_text(old[k])} -> {shape_text(value)}"
             for k, value in taken.items()
@@ -348,10 +355,10 @@ def taken_from(
     Raises:
       BadInputError: the backbones differ.
     """
-    rules = {name: found.taken for name, found in parts().items()}
+    rules = {name: found.taken for name, found in parts().items()} | {ADAPTERS: WHERE_IT_FITS}
     fit = resolve(model_spec(model["name"]).fit) or (lambda path, value, shape, model: value)
     both = sorted(new.keys() & old.keys())
-    whole = {k for k in both if rules.get(part(k), WHERE_IT_FITS) != WHERE_IT_FITS}
+    whole = {k for k in both if rules.get(part_of(k), WHERE_IT_FITS) != WHERE_IT_FITS}
     fitted = {k: old[k] if k in whole else fit(k, old[k], new[k].shape, model) for k in both}
     fits = {k: k in fitted and fitted[k].shape == new[k].shape for k in old | new}
     told = dict.fromkeys(fits, "in only one of the two") | {
@@ -360,26 +367,21 @@ def taken_from(
     raise_first(
         f"config.init_from={source} holds another model: {k} is {told[k]}; {OWN_MODEL}"
         for k in sorted(fits, key=lambda k: (k in fitted, k))
-        if part(k) not in rules and not fits[k]
+        if part_of(k) not in rules and not fits[k]
     )
-    names = [k for k in fitted if part(k) not in rules]
-    head = [k for k in fits if rules.get(part(k)) == SAME_CLASSES]
+    names = [k for k in fitted if part_of(k) not in rules]
+    head = [k for k in fits if rules.get(part_of(k)) == SAME_CLASSES]
     kept = same_classes and head and all(fits[k] for k in head)
     names += head if kept else []
     for scope in [name for name, rule in rules.items() if rule == WHERE_IT_FITS]:
-        inside = [k for k in new if part(k) == scope]
+        inside = [k for k in new if part_of(k) == scope]
         names += inside if all(fits[k] for k in inside) else []
     return {k: fitted[k] for k in names}, bool(kept)
 
 
 def part_names(paths: Iterable[str]) -> str:
-    """Lists the first parts of paths, each once."""
-    return ", ".join(dict.fromkeys(map(part, paths)))
-
-
-def part(path: str) -> str:
-    """Returns the first part of a path: "encoder"."""
-    return path.partition("/")[0]
+    """Lists the parts that hold parameters, each once."""
+    return ", ".join(dict.fromkeys(map(part_of, paths)))
 
 
 def shape_text(array: np.ndarray) -> str:

@@ -16,7 +16,7 @@ from widenet_jax.errors import BadInputError, raise_first, refuse
 from widenet_jax.files import absolute, find_model, may_replace, or_shipped, read_json
 from widenet_jax.specs import MODELS, model_spec, resolve, task_spec, task_specs
 
-sizes = configs_module("sizes")
+defaults, sizes = map(configs_module, ("defaults", "sizes"))
 PLAIN = sizes.FFNS["dense"]
 PRETRAINED = "pretrained"
 INIT_FROM = "--config.init_from="
@@ -56,7 +56,7 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
         source = workdir if begun else config.init_from
         place = f"{'--workdir' if begun else 'config.init_from'}={source}"
         sections = pretrained_sections(source)
-        pretrained, task = sections["model"], config.task.name
+        pretrained, task = completed(sections["model"], begun=begun), config.task.name
         name, needed = pretrained.get("name"), task_spec(task).model
         if needed and name != needed and name in [spec.model for spec in task_specs()]:
             raise BadInputError(
@@ -85,6 +85,17 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
             f"blocks; {there}"
         )
     return config
+
+
+def completed(model: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
+    """Returns a `config.model` with the fields that one of before lacks, and without adapters.
+
+    Those of stored kernels are read as parts of these; a run that has `begun` keeps all.
+    """
+    fields = {"drop_path": 0.0, "adapter": defaults.values(defaults.ADAPTER), **model}
+    if not begun and fields["adapter"]["tie"] == "weights":
+        fields["adapter"] = defaults.values(defaults.ADAPTER)
+    return fields
 
 
 def recipe_of(pretrained: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:

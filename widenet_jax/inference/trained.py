@@ -1,10 +1,12 @@
 """Trained models: a run's workdir or an exported directory, read and opened for use."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -19,7 +21,8 @@ from widenet_jax.files import absolute, find_model, is_text, or_shipped, read_ob
 from widenet_jax.inference.exported import RECORD, read_exported
 from widenet_jax.nn.attention.implementations import AUTO
 from widenet_jax.nn.build import parameter_shapes
-from widenet_jax.param_names import named_leaves
+from widenet_jax.nn.stack_settings import parse_model
+from widenet_jax.param_names import ENCODER, named_leaves
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
 from widenet_jax.specs import resolve, task_spec
@@ -46,7 +49,7 @@ def open_trained(
       BadInputError: there is no model, no such checkpoint, or a change does not fit it.
       RunFailedError: every checkpoint of the run is damaged, or the one that was asked for.
     """
-    found = read_model(place, checkpoint=checkpoint)
+    found = without_adapters(read_model(place, checkpoint=checkpoint))
     place += f"@{checkpoint}" if checkpoint else ""
     config = override(ConfigDict(from_json(found.config)), changes)
     task, model, wanted = build_for(config, found.info, found.params)
@@ -77,6 +80,9 @@ def read_model(
 ) -> Stored:
     """Reads a checkpoint of a run, or an exported directory, parameters on the host.
 
+    Adapters of stored kernels are added to them; those of each step, which have a kernel of their
+    own only while it runs, stay.
+
     Args:
       place: as of `open_trained`.
       sharding: of a checkpoint's parameters while they are read: replicated over all devices of
@@ -99,7 +105,7 @@ def read_model(
     if is_export:
         exported = read_exported(path)
         import_remembered(exported.config, place)
-        return with_names(exported, place)
+        return checked(exported, place)
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     found = load_checkpoint(path, sharding, which) if path.is_dir() else None
     where = "give the workdir of a training run, or a directory that scripts/export.py wrote"
@@ -111,18 +117,40 @@ def read_model(
     apart = OF_THE_RUN | {metric.name}  # which the meta of best/ has
     params, result = to_host(found.items["params"]), result_at(path, step)
     info = {name: value for name, value in found.meta.items() if name not in apart}
-    return with_names(Stored(params, config, info, step, result=result), place)
+    return checked(Stored(params, config, info, step, result=result), place)
 
 
-def with_names(model: Stored, place: str) -> Stored:
-    """Returns a model; raises BadInputError where no file or screen could show a class's name."""
+def checked(model: Stored, place: str) -> Stored:
+    """Returns a model with the adapters of stored kernels added to them.
+
+    Raises:
+      BadInputError: no file or screen could show a class's name.
+    """
     raise_first(
         f"{place}: the class name {name!r} is no text of whole characters (UTF-8); write it again "
         "in the class_names.json of an export"
         for name in model.class_names
         if not is_text(name)
     )
-    return model
+    own = model.config["model"].get("adapter", {}).get("tie") == "none"
+    return model if own else without_adapters(model)
+
+
+def without_adapters(model: Stored) -> Stored:
+    """Returns a stored model, adapters added to its kernels, which blocks may no longer share."""
+    section = model.config["model"]
+    if not section.get("adapter", {}).get("rank"):
+        return model
+    from widenet_jax.nn import adapters  # most models do without
+
+    stack = parse_model(section)
+    fields = adapters.without(stack)
+    changes = {"adapter": dataclasses.asdict(fields["adapter"])}
+    if "loop" in fields:
+        changes["loop"] = {**section["loop"], "tie": dataclasses.asdict(fields["loop"].tie)}
+    encoder = jax.tree.map(np.asarray, adapters.merged(stack, model.params[ENCODER]))
+    config = {**model.config, "model": {**section, **changes}}
+    return dataclasses.replace(model, params={**model.params, ENCODER: encoder}, config=config)
 
 
 def result_at(workdir: epath.Path, step: int) -> dict[str, Any]:

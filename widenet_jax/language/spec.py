@@ -66,6 +66,7 @@ LANGUAGE_MODELING = specs.TaskSpec(
     methods={"continue_text": "widenet_jax.language.sampling:continue_text"},
     card=specs.CardSpec(
         purpose="predicting the next token",
+        pipeline="text-generation",
         commands=(
             'python scripts/predict.py --workdir=DIR --continue="Once"',
             "python scripts/evaluate.py --workdir=DIR --file=TEXT",

@@ -25,7 +25,7 @@ from widenet_jax.nn.parts import (
     over_operations,
 )
 from widenet_jax.nn.stack_settings import StackSettings
-from widenet_jax.param_names import NORM_OUT
+from widenet_jax.param_names import ADAPTER, NORM_OUT
 from widenet_jax.sharding import BATCH, constrain, platform
 from widenet_jax.typing import Array
 
@@ -80,12 +80,20 @@ class Blocks(Module):
         parts = Parts(self)
         run = self.other_way(inputs) or partial(self.run_blocks, parts, steps)
         x, aux, memory = run(x, memory, inputs)
+        if self.adapter.rank and self.is_initializing():
+            from widenet_jax.nn import adapters
+
+            self.param(ADAPTER, adapters.create, self.settings, self.variables["params"])
         if self.last_norm and self.norm_position != "post":
             x = parts.norm(NORM_OUT)(x)
         return x, aux, memory
 
     def other_way(self, inputs: Inputs) -> Callable | None:
         """Returns another way to run the blocks than one after the other; None: there is none."""
+        if self.adapter.rank and not self.is_initializing():
+            from widenet_jax.nn import adapters  # most models do without
+
+            return partial(adapters.run, self)
         # Parameters are initialised block by block, however the blocks run later.
         in_order = self.some_steps or self.is_initializing() or self.loop.routing == "first"
         in_order = in_order or (self.loop.counts.eval and not inputs.train)

@@ -406,6 +406,11 @@ def stack_rules(stack: Any) -> Iterator[Row]:
         f"config.model.routing_groups={groups} needs config.model.ffn_blocks=all and must divide "
         f"the depth {depth}: one of {fits}, or 0 for none",
     )
+    place, own = "config.model.adapter.tie=none", stack.adapter.tie == "none"
+    changes = stack.loop.other_counts() if stack.adapter.rank else []
+    changes += ["tie.router=none"] if stack.loop.tie.router == "none" else []
+    for change in changes[:1]:
+        yield own, f"{place} gives each step an adapter, which {LOOP}.{change} has no place for"
     yield (
         stack.drop_path and depth == 1,
         f"config.model.drop_path={stack.drop_path} has no effect on a depth of 1: rates grow from "

@@ -70,6 +70,27 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True)
+class AdapterSettings:
+    """Low-rank adapters of a stack's kernels, see `nn.adapters`.
+
+    Attributes:
+      rank: 0: none.
+      tie: "weights", one for each stored kernel; or "none", one for each step that runs it.
+      alpha: the factor of the product is alpha / rank.
+    """
+
+    rank: int = 0
+    tie: str = "weights"
+    alpha: float = 8.0
+
+    def __post_init__(self):
+        rules.check_values("model.adapter", vars(self))
+
+
+NO_ADAPTER = AdapterSettings()
+
+
+@dataclasses.dataclass(frozen=True)
 class AttentionSettings(Settings):
     """What attention layers have.
 

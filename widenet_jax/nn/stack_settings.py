@@ -14,7 +14,15 @@ from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
 from widenet_jax.nn.loop_settings import LoopSettings, parse_loop
 from widenet_jax.nn.moe.routers import ROUTERS, Router
-from widenet_jax.nn.settings import NO_FIELDS, AttentionSettings, FrozenMap, Settings, frozen
+from widenet_jax.nn.settings import (
+    NO_ADAPTER,
+    NO_FIELDS,
+    AdapterSettings,
+    AttentionSettings,
+    FrozenMap,
+    Settings,
+    frozen,
+)
 from widenet_jax.specs import TASKS, ModelSpec, model_spec, resolve
 
 MODEL = "config.model"
@@ -82,6 +90,7 @@ class StackSettings:
       kernel_init: a name in `nn.initializers.KERNEL_INITS`.
       ffn_output_activation, ffn_bias: `output_activation` and `use_bias` of each part that has
         them, such as `nn.mlp.Mlp`, where its section does not.
+      adapter: low-rank adapters of the kernels.
       unroll: compiles the blocks one by one; otherwise once, in a loop: a shorter compilation, a
         slower step. Parameters are stored the same way.
       remat: "none", or "block": the backward pass recomputes each block, or the blocks that share a
@@ -108,6 +117,7 @@ class StackSettings:
     kernel_init: str = "glorot_uniform"
     ffn_output_activation: bool = False
     ffn_bias: bool = True
+    adapter: AdapterSettings = NO_ADAPTER
     unroll: bool = True
     remat: str = "none"
     dtype: str = "float32"
@@ -119,6 +129,9 @@ class StackSettings:
         """Raises BadInputError where a field is unknown, out of range or does not fit another."""
         if isinstance(self.loop, Mapping):
             self.put("loop", parse_loop(self.loop))
+        if isinstance(self.adapter, Mapping):
+            section = rules.parse_section(AdapterSettings, self.adapter, place=f"{MODEL}.adapter")
+            self.put("adapter", section)
         rules.check_values("model", vars(self))
         if self.ffn not in self.feed_forwards:
             raise BadInputError(f"{MODEL}.ffn={self.ffn} needs the section {MODEL}.{self.ffn}")
@@ -319,9 +332,10 @@ def read_model(model: Mapping[str, Any], **decided: int | str) -> tuple[ModelSpe
     sections = {name: fields.pop(name) for name in FEED_FORWARDS if name in fields}
     sections[PLAIN] = {"mlp_dim": fields.pop("mlp_dim")} if "mlp_dim" in fields else {}
     sections = {name: section for name, section in sections.items() if section is not None}
-    others = {name: fields[name] for name in ("loop", "attention") if name in fields}
+    others = {name: fields[name] for name in ("loop", "attention", "adapter") if name in fields}
     for name, section in (others | sections).items():
-        if not isinstance(section, Mapping | LoopSettings | Settings | UserPart):
+        kinds = Mapping | LoopSettings | Settings | AdapterSettings | UserPart
+        if not isinstance(section, kinds):
             raise BadInputError(f"{MODEL}.{name}={section!r} must be a section of fields")
     kind = resolve(spec.settings or spec.module)
     check_section(kind, fields, place=MODEL, decided={*DECIDED, *decided})

@@ -315,9 +315,10 @@ def restarted(opt_state: PyTree, params: PyTree) -> PyTree:
 
 
 def is_of_backbone(path: str) -> bool:
-    """Returns whether a parameter is of no head, by the first part of its path."""
-    found = parts().get(path.partition("/")[0])
-    return found is None or not found.head
+    """Returns whether a parameter is of no head and of no adapter, by the part that holds it."""
+    part = param_names.part_of(path)
+    found = parts().get(part)
+    return not found.head if found else part != param_names.ADAPTERS
 
 
 # What keeps a parameter as it is.

@@ -62,6 +62,7 @@ MASKED_LM = specs.TaskSpec(
     methods={"fill": "widenet_jax.text.predict:fill_masks"},
     card=specs.CardSpec(
         purpose="predicting masked words and the order of sentences",
+        pipeline="fill-mask",
         commands=(
             'python scripts/predict.py --workdir=DIR --fill="A word is [MASK] here."',
             "python -m widenet_jax.main --config=configs/glue.py:own --workdir=RUN "
@@ -117,6 +118,7 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
     methods=dict.fromkeys(("predict", "features"), "widenet_jax.text.predict:rows_of"),
     card=specs.CardSpec(
         purpose="classifying texts",
+        pipeline="text-classification",
         commands=(
             'python scripts/predict.py --workdir=DIR --text="A text."',
             "python scripts/evaluate.py --workdir=DIR --config.data.path=TABLES",
@@ -167,6 +169,7 @@ SPAN = specs.TaskSpec(
     methods={"answer": "widenet_jax.text.predict:answer_question"},
     card=specs.CardSpec(
         purpose="answering questions by a span of a text",
+        pipeline="question-answering",
         commands=(
             'python scripts/predict.py --workdir=DIR --question="Who?" --context="A text."',
             "python scripts/evaluate.py --workdir=DIR --config.data.path=SQUAD",

@@ -74,6 +74,7 @@ CLASSIFICATION = specs.TaskSpec(
     methods=dict.fromkeys(("predict", "features"), "widenet_jax.vision.predict:rows_of"),
     card=specs.CardSpec(
         purpose="image classification",
+        pipeline="image-classification",
         commands=(
             "python scripts/predict.py --workdir=DIR photo.jpg --top=5",
             "python scripts/evaluate.py --workdir=DIR \\",

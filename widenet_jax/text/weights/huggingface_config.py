@@ -52,6 +52,7 @@ COUNTERPART = {
     "attention.head_dim": (0,),  # and the width of the model by its heads
     "attention.rope": (0,),
     "attention.qk_norm": (False,),
+    "adapter.rank": (0,),
     "loop.inject": ("none",),
     "loop.condition": ("none",),
     "loop.embed": (False,),
@@ -132,8 +133,8 @@ def _mistakes(theirs: Mapping[str, Any], kind: str) -> Iterator[str]:
 def without_counterpart(model: Mapping[str, Any]) -> str:
     """Returns a field of a stored `config.model` that Hugging Face's models lack; "" for none."""
     found = dict(model)
-    for section in ("attention", "loop"):
-        found |= {f"{section}.{name}": value for name, value in model[section].items()}
+    for section in ("attention", "loop", "adapter"):
+        found |= {f"{section}.{name}": value for name, value in model.get(section, {}).items()}
     usual = model["embed_dim"] / model["attention"].get("num_heads", 1)
     theirs = COUNTERPART | {"attention.head_dim": (0, usual)}
     steps = steps_of(model)

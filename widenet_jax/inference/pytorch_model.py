@@ -1,0 +1,177 @@
+"""An exported image classifier in PyTorch: ViT, ViT-MoE, WideNet, and looped ones.
+
+`scripts/export.py` of widenet_jax copies this file into its directory, beside `config.json`,
+`export.json`, `class_names.json` and `params.safetensors`. It needs torch and safetensors, and no
+JAX. With numpy and pillow, in that directory:
+
+    import numpy as np
+    import torch
+    from PIL import Image
+    from pytorch_model import Classifier
+
+    model = Classifier()  # or Classifier(directory, "cuda")
+    photo = Image.open("photo.jpg").convert("RGB").resize((model.side,) * 2, Image.Resampling.BOX)
+    images = torch.tensor(np.array(photo)).permute(2, 0, 1)[None] / 127.5 - 1
+    shares = model(images).softmax(-1)  # of logits [1, classes]
+    print(model.class_names[shares.argmax()], shares.max())
+
+The model takes float32 [B, channels, side, side] in [-1, 1]. `scripts/predict.py` of widenet_jax
+prepares a file by the section `augment` of `config.json`:
+
+- exif_orientation: whether the photo is turned as its EXIF says (Pillow's `exif_transpose`);
+- one channel: RGB becomes grey by 0.299 R + 0.587 G + 0.114 B (Pillow's `convert("L")`);
+- eval_crop=squash resizes the whole photo, as above; central resizes its shorter side to
+  side / eval_crop_fraction, and cuts the square in the middle;
+- OpenCV resizes, by INTER_AREA to fewer pixels and INTER_LINEAR to more. Pillow's BOX and BILINEAR
+  give nearly the same pixels.
+
+Logits are computed in float32, also of files in float16, and of models trained in bfloat16, for
+which `predict.py` computes in bfloat16. Each image is routed alone. A setting that this file does
+not compute is refused.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+
+ACTIVATIONS = {
+    "gelu_tanh": lambda x: x * (0.5 + 0.5 * (0.7978845608028654 * (x + 0.044715 * x**3)).tanh()),
+    "gelu": lambda x: x * (0.5 + 0.5 * (x / math.sqrt(2)).erf()),
+    "relu": lambda x: x.relu(),
+}
+# The settings that this file computes; others are refused. Fields with any value have no effect on
+# logits, are read below, or show in the parameters or in the blocks of `export.json`.
+COVERED = (
+    r"task\.name=classification",
+    r"model\.(name=vision_transformer|ffn=(mlp|moe)|norm=layer|(moe|soft_moe)=None)",
+    r"model\.(cls_token=(learned|zero|none)|pool=(token|mean)|norm_position=(pre|post))",
+    rf"model\.(moe\.)?activation=({'|'.join(ACTIVATIONS)})",
+    r"model\.(embed_dim|mlp_dim|patch_size|pre_logits|norm_epsilon|ffn_bias|ffn_blocks|drop_path)=.*",
+    r"model\.(ffn_output_activation|routing_groups|kernel_init|dtype|unroll|remat|dropout)=.*",
+    r"model\.adapter\.(rank=0|tie=\w+|alpha=.*)",
+    r"model\.attention\.(name=full|rope=0(\.0)?|qk_norm=False)",
+    r"model\.attention\.(num_heads|head_dim|use_bias|implementation)=.*",
+    r"model\.moe\.(priority=token_order|shared_experts=0|router\.(name=top_k|noise_std=.*))",
+    r"model\.moe\.(mlp_dim|num_experts|num_selected_experts|use_bias|capacity_\w+)=.*",
+    r"model\.moe\.(examples_per_group|dispatch|output_dropout|losses\.\w+)=.*",
+    r"model\.loop\.(prelude|core|coda|routing|residual_scale|tie\.\w+|counts\.\w+)=.*",
+    r"model\.loop\.(inject=none|start=prelude|condition=none|embed=False|state_norm=False)",
+    r"model\.loop\.exit\.(loss=last|rule=none|entropy=.*|threshold=.*)",
+)
+
+
+def uncovered(config):
+    """Returns the first setting of a config that this file does not compute; "" for none."""
+
+    def settings(place, value):
+        if not isinstance(value, dict):
+            return [f"{place}={value}"]
+        return [one for name in value for one in settings(f"{place}.{name}", value[name])]
+
+    given = [f"task.name={config['task']['name']}", *settings("model", config["model"])]
+    given += [f"imports={file}" for file in config.get("imports", ())]  # the user's own parts
+    odd = [one for one in given if not re.fullmatch("|".join(COVERED), one)]
+    return f"config.{odd[0]}" if odd else ""
+
+
+class Classifier:
+    """An exported classifier of images.
+
+    Attributes:
+      config: of its run.
+      side: of an image, in pixels.
+      blocks: the scopes of each block's parameters, in the order in which blocks run.
+      params: the parameters by name, float32.
+      class_names: label k is class_names[k].
+    """
+
+    def __init__(self, folder=Path(__file__).parent, device="cpu"):
+        from safetensors.torch import load_file
+
+        self.config, record, self.class_names = (
+            json.loads(Path(folder, f"{name}.json").read_text(encoding="utf-8"))
+            for name in ("config", "export", "class_names")
+        )
+        lacking = "" if "blocks" in record else "an older export.json; export the model again"
+        if problem := uncovered(self.config) or lacking:
+            raise ValueError(f"{folder}: pytorch_model.py does not compute {problem}")
+        self.side = self.config["data"]["image_size"]
+        self.blocks, self.slots = record["blocks"], record["slots"]
+        arrays = load_file(Path(folder, "params.safetensors"), device=device)
+        self.params = {name.removeprefix("encoder/"): x.float() for name, x in arrays.items()}
+
+    def __call__(self, images):
+        """Returns logits [B, classes] of images [B, channels, side, side]."""
+        model, params, side = self.config["model"], self.params, self.side
+        kernel, P = params["embed/projection/kernel"], model["patch_size"]  # [P, P, channels, D]
+        if images.shape[1:] != (kernel.shape[2], side, side):
+            raise ValueError(f"images must be [B, {kernel.shape[2]}, {side}, {side}] in [-1, 1]")
+        patches = images.unfold(2, P, P).unfold(3, P, P)  # [B, channels, h, w, P, P]
+        patches = patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2) @ kernel.flatten(0, 2)
+        x = params["position/position_embedding"].repeat(len(images), 1, 1)  # [B, T, D]
+        x[:, -patches.shape[1] :] += patches + params["embed/projection/bias"]
+        x[:, :1] += params.get("position/cls_token", 0)
+        places = [self.norm, lambda x, scope: x]
+        before, after = places if model["norm_position"] == "pre" else places[::-1]
+        routed = {}
+        for index, block in enumerate(self.blocks):
+            y = self.attention(before(x, block["norm_attention"]), block["attention"])
+            x = after(x + block["scale"] * y, block["norm_attention"])
+            y, scope = before(x, block["norm_ffn"]), block["ffn"]
+            if f"{scope}/experts/wi/kernel" in params:
+                router, follows = block.get("router", f"{scope}/router"), block["follows"]
+                routed[index] = self.gates(y, router) if follows is None else routed[follows]
+                y = self.experts(y, routed[index], f"{scope}/experts")
+            else:
+                y = self.mlp(y, scope, model["activation"])
+            x = after(x + block["scale"] * y, block["norm_ffn"])
+        x = before(x, "norm_out")
+        x = x[:, 0] if model["pool"] == "token" else x.mean(1)
+        x = self.dense(x, "pre_logits").tanh() if model["pre_logits"] else x
+        return self.dense(x, "head")
+
+    def norm(self, x, scope):
+        """Applies LayerNorm."""
+        x = x - x.mean(-1, keepdim=True)
+        variance = x.square().mean(-1, keepdim=True) + self.config["model"]["norm_epsilon"]
+        return x / variance.sqrt() * self.params[f"{scope}/scale"] + self.params[f"{scope}/bias"]
+
+    def dense(self, x, scope, expert=...):
+        """Applies a linear map, of one expert where there are several."""
+        y, bias = x @ self.params[f"{scope}/kernel"][expert], self.params.get(f"{scope}/bias")
+        return y if bias is None else y + bias[expert]
+
+    def attention(self, x, scope):
+        """Applies multi-head attention among the tokens of each image."""
+        count = self.config["model"]["attention"]["num_heads"]
+        heads = (self.dense(x, f"{scope}/{part}") for part in ("query", "key", "value"))
+        q, k, v = (y.unflatten(2, (count, -1)).transpose(1, 2) for y in heads)  # [B, N, T, H]
+        weights = (q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])).softmax(-1)
+        return self.dense((weights @ v).transpose(1, 2).flatten(2), f"{scope}/out")
+
+    def mlp(self, x, scope, activation, expert=...):
+        """Applies a feed-forward, of one expert where there are several."""
+        f = ACTIVATIONS[activation]
+        y = self.dense(f(self.dense(x, f"{scope}/wi", expert)), f"{scope}/wo", expert)
+        return f(y) if self.config["model"]["ffn_output_activation"] else y
+
+    def gates(self, x, scope):
+        """Routes tokens [B, T, D] to K experts each; [B, T, E], 0 where not chosen or full.
+
+        Of equal probabilities the lower expert is chosen. Each expert has slots for the first
+        tokens of an image that choose it.
+        """
+        probs = (x @ self.params[f"{scope}/kernel"]).softmax(-1)
+        order = probs.sort(dim=-1, descending=True, stable=True)[1]
+        best = order[..., : self.config["model"]["moe"]["num_selected_experts"]]
+        chosen = probs.new_zeros(probs.shape).scatter(-1, best, 1.0)
+        return probs * chosen * (chosen.cumsum(1) <= self.slots)
+
+    def experts(self, x, gates, scope):
+        """Returns the sum of each token's experts, weighted by their gates."""
+        y, activation = x.new_zeros(x.shape), self.config["model"]["moe"]["activation"]
+        for expert in range(gates.shape[-1]):
+            b, t = gates[..., expert].nonzero(as_tuple=True)
+            y[b, t] += gates[b, t, expert, None] * self.mlp(x[b, t], scope, activation, expert)
+        return y
