@@ -202,6 +202,9 @@ def fit(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) ->
 def resize_positions(position: np.ndarray, num_tokens: int, *, cls_token: bool) -> np.ndarray:
     """Resizes [1, T, D] to [1, num_tokens, D], bilinear over the grid of patches; keeps a CLS row.
 
+    Differs from timm (bicubic, with antialiasing), transformers (bicubic) and Google's ViT
+    (`scipy.ndimage.zoom` of order 1, which keeps the corners in place): docs/log/timm.md.
+
     Raises:
       BadInputError: one of the grids is not square.
     """
