@@ -66,29 +66,35 @@ def test_what_it_cannot_do_is_one_line(tmp_path: Path, capsys):
         assert name != "headless" or f"--config.init_from={place}" in err
 
 
-@pytest.mark.parametrize("has_head", [True, False])
-def test_a_vit_of_timm(has_head: bool, tmp_path: Path, capsys):
+@pytest.mark.parametrize("kind", ["timm", "timm without head", "google"])
+def test_a_vit(kind: str, tmp_path: Path, capsys):
     """Its classes are numbers; without a classifier its features are read."""
     vit = reference_vit.random_vit()
-    arrays = {k: np.ascontiguousarray(v) for k, v in reference_vit.timm_names(vit).items()}
-    arrays = {k: v for k, v in arrays.items() if has_head or not k.startswith("head.")}
-    file = tmp_path / "vit_tiny.augreg.safetensors"
-    safetensors.numpy.save_file(arrays, file)
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_args": {"num_heads": reference_vit.N}})
-    )
+    if kind == "google":
+        exact, file = reference_vit.gelu_tanh, tmp_path / "vit.npz"
+        np.savez(file, **reference_vit.google_names(vit))
+    else:
+        exact, file = reference_vit.gelu_erf, tmp_path / "vit_tiny.augreg.safetensors"
+        arrays = {k: np.ascontiguousarray(v) for k, v in reference_vit.timm_names(vit).items()}
+        kept = (k for k in arrays if kind == "timm" or not k.startswith("head."))
+        safetensors.numpy.save_file({k: arrays[k] for k in kept}, file)
+        facts = {"model_args": {"num_heads": reference_vit.N}}
+        (tmp_path / "config.json").write_text(json.dumps(facts))
     model = wj.load(file)
-    assert "note: " in (err := capsys.readouterr().err) and "its pixels: as of augreg" in err
-    assert model.config.data.image_size == reference_vit.SIDE * reference_vit.P
-    pixels = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3), np.uint8)
-    features = model.features(list(pixels))
-    exact = reference_vit.gelu_erf
+    told = "no config.json says its pixels: as of augreg, by the name of the file\n"
+    assert capsys.readouterr().err == ("" if kind == "google" else f"note: {file}: {told}")
+    side = reference_vit.SIDE * reference_vit.P
+    assert model.config.data.image_size == side
+    pixels = np.random.default_rng(0).integers(0, 256, (1, side, side, 3), np.uint8)
     logits = reference_vit.logits(vit, pixels / 127.5 - 1, activation=exact)
+    features = model.features(list(pixels))
     ours = features @ vit.outside["head_kernel"] + vit.outside["head_bias"]
     np.testing.assert_allclose(ours, logits, atol=1e-5)
-    if has_head:
-        assert model.class_names == tuple("01234")
-        (best,) = model.predict(list(pixels), top=1)[0]
-        assert best["class"] == str(logits.argmax())
-    else:
+    if kind == "timm without head":
         refuses("holds weights without a classifier", model.predict, list(pixels))
+        return
+    assert model.class_names == tuple("01234")
+    probabilities = np.exp(logits[0]) / np.exp(logits[0]).sum()
+    (best,) = model.predict(list(pixels), top=1)[0]
+    assert best["class"] == str(logits.argmax())
+    np.testing.assert_allclose(best["probability"], probabilities.max(), atol=1e-5)

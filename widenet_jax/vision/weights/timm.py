@@ -7,8 +7,9 @@ DINO. All have LayerNorms with an epsilon of 1e-6 and the exact GELU.
 What a file does not say:
 
 - Pixels. `config.json` beside the weights has their mean and std, as in timm's directories on the
-  hub. Without it they follow from the name of the file or its directory, see `FAMILIES`; other
-  names are refused. The first layer takes them in: see `huggingface.fold_pixels`.
+  hub. Without it they follow from a word in the name of the file (of the directory, if that is
+  given), see `FAMILIES`; other names are refused. The first layer takes them in: see
+  `huggingface.fold_pixels`.
 - Heads. `model_args` of `config.json` may have `num_heads`. Otherwise heads have 64 channels up to
   a width of 1,024, and there are 16 above, as in timm's (docs/log/timm.md).
 - The function. Other architectures have the same names and compute something else, such as residual
