@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from widenet_jax.corpus.tokenizer import Tokenizer
+from widenet_jax.errors import refuse
 from widenet_jax.step import forward
 from widenet_jax.task import Apply, Task
 from widenet_jax.typing import Array, PyTree
@@ -138,7 +139,13 @@ def over_rows(trained: Trained, find: Finder) -> Callable[[Rows], np.ndarray]:
 
 
 def classifier(trained: Trained) -> Callable[[Rows], np.ndarray]:
-    """Returns a function from examples to the probabilities of their classes, [n, V]."""
+    """Returns a function from examples to the probabilities of their classes, [n, V].
+
+    Raises:
+      BadInputError: public weights without a classifier.
+    """
+    lacks = "holds weights without a classifier; read their features, or finetune them"
+    refuse(trained.place, (not any(trained.class_names), lacks))
     return over_rows(trained, probabilities)
 
 

@@ -190,3 +190,38 @@ def huggingface_config(**changes: object) -> dict[str, object]:
     """Their `config.json` for this model, as far as the import reads it; Google's values."""
     facts = {"num_attention_heads": N, "layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
     return facts | changes
+
+
+TIMM_LINEAR = {"attn.proj": "out", "mlp.fc1": "wi", "mlp.fc2": "wo"}
+
+
+def timm_names(vit: Vit, scales: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    """Names the weights as timm does; scales are drawn, and divide what they multiply."""
+    w, draw = vit.outside, np.random.default_rng(2)
+    arrays = {
+        "pos_embed": w["positions"],
+        "patch_embed.proj.weight": w["patch_kernel"].transpose(3, 2, 0, 1),
+        "patch_embed.proj.bias": w["patch_bias"],
+        "norm.weight": w["norm_scale"],
+        "norm.bias": w["norm_bias"],
+        "head.weight": w["head_kernel"].T,
+        "head.bias": w["head_bias"],
+    }
+    if "cls" in w:
+        arrays["cls_token"] = w["cls"]
+    if "pre_kernel" in w:
+        arrays |= {"pre_logits.fc.weight": w["pre_kernel"].T, "pre_logits.fc.bias": w["pre_bias"]}
+    for i, b in enumerate(vit.blocks):
+        own = {f"{theirs}.weight": b[f"{ours}_kernel"].T for theirs, ours in TIMM_LINEAR.items()}
+        own |= {f"{theirs}.bias": b[f"{ours}_bias"] for theirs, ours in TIMM_LINEAR.items()}
+        own |= {f"norm{k}.weight": b[f"norm{k}_scale"] for k in (1, 2)}
+        own |= {f"norm{k}.bias": b[f"norm{k}_bias"] for k in (1, 2)}
+        kernels, biases = ([b[f"{x}_{end}"] for x in ("query", "key", "value")]
+                           for end in ("kernel", "bias"))  # fmt: skip
+        own |= {"attn.qkv.weight": np.hstack(kernels).T, "attn.qkv.bias": np.hstack(biases)}
+        for name, layer in zip(scales, ("attn.proj", "mlp.fc2"), strict=False):
+            own[name] = draw.uniform(0.1, 2, D).astype(np.float32) * draw.choice([-1, 1], D)
+            own[f"{layer}.weight"] = own[f"{layer}.weight"] / own[name][:, None]
+            own[f"{layer}.bias"] = own[f"{layer}.bias"] / own[name]
+        arrays |= {f"blocks.{i}.{name}": array for name, array in own.items()}
+    return arrays

@@ -212,6 +212,16 @@ def test_weights_of_pytorch(tmp_path):
     found = read_arrays(path)
     np.testing.assert_array_equal(found["w"], np.float32([1.5, -2.25]), strict=True)
     np.testing.assert_array_equal(found["position_ids"], [0, 1, 2])
+    for name, whole in (
+        ("deit.pth", {"model": {"w": half}, "epoch": 3, "optimizer": {}}),
+        ("mae.pt", {"state_dict": {"w": half}}),
+        ("dino.pth", {"student": {"module.w": half}, "teacher": {"w": half}}),
+    ):
+        torch.save(whole, tmp_path / name)
+        assert list(read_arrays(epath.Path(tmp_path / name))) == ["w"]
+    for odd, told in ((half, "its content"), ({"w": half, "epoch": 3}, "epoch"), ({3: half}, "3")):
+        torch.save(odd, path)
+        refuses(rf"cannot be read as bin \({told} is no tensor by a name\)", read_arrays, path)
     torch.save({"w": Intruder(str(tmp_path / "trace"))}, path)
     refuses("cannot be read as bin", read_arrays, path)
     assert not (tmp_path / "trace").exists()

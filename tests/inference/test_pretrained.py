@@ -175,7 +175,7 @@ def test_what_is_no_model(tmp_path):
     np.savez(tmp_path / "resnet.npz", **{"conv1.weight": np.ones(3)})
     for name, message in (
         ("hf", r"config\.json is missing beside the weights"),
-        ("resnet.npz", "neither Google's ViT nor a ViT, BERT or ALBERT of"),
+        ("resnet.npz", "neither a ViT of Google or timm nor a ViT, BERT or ALBERT of"),
         ("", "no finished checkpoint there"),
     ):
         refuses(message, load, tmp_path / name)

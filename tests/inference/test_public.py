@@ -1,4 +1,4 @@
-"""Masked words predicted by a BERT or ALBERT of Hugging Face, straight from its directory."""
+"""Public weights that predict as they are: masked words of a BERT or ALBERT, classes of a ViT."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from inference import reference_bert as reference
-from refusals import refused
+from inference import reference_vit
+from refusals import refused, refuses
 
+import widenet_jax as wj
 from widenet_jax.cli import predict
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]  # V of them
@@ -62,3 +64,37 @@ def test_what_it_cannot_do_is_one_line(tmp_path: Path, capsys):
         err = refused(capsys, predict.main, f"--workdir={place}", flag)
         assert message in err
         assert name != "headless" or f"--config.init_from={place}" in err
+
+
+@pytest.mark.parametrize("kind", ["timm", "timm without head", "google"])
+def test_a_vit(kind: str, tmp_path: Path, capsys):
+    """Its classes are numbers; without a classifier its features are read."""
+    vit = reference_vit.random_vit()
+    if kind == "google":
+        exact, file = reference_vit.gelu_tanh, tmp_path / "vit.npz"
+        np.savez(file, **reference_vit.google_names(vit))
+    else:
+        exact, file = reference_vit.gelu_erf, tmp_path / "vit_tiny.augreg.safetensors"
+        arrays = {k: np.ascontiguousarray(v) for k, v in reference_vit.timm_names(vit).items()}
+        kept = (k for k in arrays if kind == "timm" or not k.startswith("head."))
+        safetensors.numpy.save_file({k: arrays[k] for k in kept}, file)
+        facts = {"model_args": {"num_heads": reference_vit.N}}
+        (tmp_path / "config.json").write_text(json.dumps(facts))
+    model = wj.load(file)
+    told = "no config.json says its pixels: as of augreg, by the name of the file\n"
+    assert capsys.readouterr().err == ("" if kind == "google" else f"note: {file}: {told}")
+    side = reference_vit.SIDE * reference_vit.P
+    assert model.config.data.image_size == side
+    pixels = np.random.default_rng(0).integers(0, 256, (1, side, side, 3), np.uint8)
+    logits = reference_vit.logits(vit, pixels / 127.5 - 1, activation=exact)
+    features = model.features(list(pixels))
+    ours = features @ vit.outside["head_kernel"] + vit.outside["head_bias"]
+    np.testing.assert_allclose(ours, logits, atol=1e-5)
+    if kind == "timm without head":
+        refuses("holds weights without a classifier", model.predict, list(pixels))
+        return
+    assert model.class_names == tuple("01234")
+    probabilities = np.exp(logits[0]) / np.exp(logits[0]).sum()
+    (best,) = model.predict(list(pixels), top=1)[0]
+    assert best["class"] == str(logits.argmax())
+    np.testing.assert_allclose(best["probability"], probabilities.max(), atol=1e-5)

@@ -76,8 +76,8 @@ def parser_of(argv: Argv) -> Parser:
         if isinstance(stored, dict):
             import_remembered(stored, named.workdir)
     parser = Parser(__doc__, takes_fields=False)
-    text = "of a run, an exported model, or the name of a shipped one; for --fill also a BERT or "
-    text += "ALBERT of Hugging Face"
+    text = "of a run, an exported model, the name of a shipped one, or public weights: a ViT, or "
+    text += "for --fill a BERT or ALBERT of Hugging Face"
     add_model_flags(parser, text)
     add = parser.add_argument
     add("--top", type=positive, default=5, metavar="N", help="classes, spans or words to name")

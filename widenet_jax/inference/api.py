@@ -44,7 +44,8 @@ def load(
 
     Args:
       place: a workdir; a directory that `scripts/export.py` wrote; the name of a model that comes
-        with the package; or a directory with a BERT or ALBERT of Hugging Face that fills masks.
+        with the package; or public weights: a ViT of Google, timm or Hugging Face, or a directory
+        with a BERT or ALBERT of Hugging Face that fills masks.
       checkpoint: of a run: "last", the newest that is intact, "best" or a step; None: the last.
       imports: the files that registered parts of the model or the task, where they have moved.
 

@@ -236,15 +236,15 @@ def read_exported(directory: epath.Path) -> Stored:
 
 
 def read_arrays(path: epath.Path) -> dict[str, np.ndarray]:
-    """Reads every array of a `.npz`, `.safetensors` or PyTorch's `.bin` file, by name.
+    """Reads every array of a file with a suffix of `READERS`, by name.
 
     Floating-point numbers of any width become float32.
 
     Raises:
-      BadInputError: the file is missing, damaged, or contains Python objects; or a `.bin` cannot be
-        read because PyTorch is not installed.
+      BadInputError: the file is missing, damaged, or contains Python objects; or PyTorch's file
+        cannot be read because PyTorch is not installed.
     """
-    if path.suffix == ".bin":
+    if READERS[path.suffix] is read_torch:
         require("torch", extra="huggingface", what=f"{path} (a .safetensors file does not)")
     what, advice = f"{path}: cannot be read as {path.suffix[1:]}", "; download or export it again"
     with refusing(what, *NOT_READABLE, advice=advice):
@@ -278,20 +278,27 @@ def read_safetensors(data: bytes) -> dict[str, np.ndarray]:
 
 
 def read_torch(data: bytes) -> dict[str, np.ndarray]:
-    """Reads the bytes of a `pytorch_model.bin`; floating-point numbers become float32.
+    """Reads the bytes of PyTorch's file, such as `pytorch_model.bin`.
 
-    PyTorch's reader refuses everything but tensors (`weights_only`).
+    PyTorch's reader refuses everything but tensors and plain values (`weights_only`). A checkpoint
+    of training has the tensors under one of `STATES`; the rest of it is left out.
     """
     import torch
 
-    tensors = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    tensors = found if isinstance(found, Mapping) else {"its content": None}
+    tensors = next((tensors[k] for k in STATES if isinstance(tensors.get(k), Mapping)), tensors)
+    if odd := [k for k, x in tensors.items() if type(k) is not str or not torch.is_tensor(x)]:
+        raise ValueError(f"{odd[0]} is no tensor by a name")
     return {
         name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
         for name, tensor in tensors.items()
     }
 
 
-READERS = {".npz": read_npz, ".safetensors": read_safetensors, ".bin": read_torch}
+STATES = ("model", "state_dict", "teacher")  # of DeiT and MAE, of others, and of DINO
+READERS = {".npz": read_npz, ".safetensors": read_safetensors}
+READERS |= dict.fromkeys((".bin", ".pth", ".pt"), read_torch)
 
 
 def as_float32(array: np.ndarray) -> np.ndarray:

@@ -1,10 +1,11 @@
 """Pretrained models: what `config.init_from` names, and what commands predict with.
 
-A model is a run, an exported directory, or public weights: Google's and Hugging Face's ViT, and
-Hugging Face's BERT and ALBERT.
+A model is a run, an exported directory, or public weights: Google's, timm's and Hugging Face's ViT,
+and Hugging Face's BERT and ALBERT.
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -68,8 +69,8 @@ def load_pretrained(
 
     Args:
       place: the workdir of a run; a directory written by `scripts/export.py`; a `.npz` of Google's
-        ViT; or a directory of Hugging Face's with a ViT, BERT or ALBERT and its `config.json`, or
-        its file of weights.
+        ViT; or a directory of timm's with a ViT, or of Hugging Face's with a ViT, BERT or ALBERT,
+        and its `config.json`, or its file of weights.
       sharding: over all devices of all hosts, replicated. It serves to read a run's checkpoint;
         every host reads the other kinds for itself.
       model: `config.model` of the new run.
@@ -149,8 +150,8 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
                 )
                 return params, {"name": spec.name, **fields}, note
     unknown = (
-        "neither Google's ViT nor a ViT, BERT or ALBERT of Hugging Face; for a model of ours give "
-        "the workdir of its run, or the directory that scripts/export.py wrote"
+        "neither a ViT of Google or timm nor a ViT, BERT or ALBERT of Hugging Face; for a model of "
+        "ours give the workdir of its run, or the directory that scripts/export.py wrote"
     )
     theirs = any("layernorm" in name.lower() for name in arrays)
     if theirs and not (directory / "config.json").exists():
@@ -253,12 +254,12 @@ def open_model(place: str, *, checkpoint: str | None = None) -> Trained:
 
 
 def open_public(place: str, files: list[epath.Path], checkpoint: str | None) -> Trained:
-    """Opens public weights that predict as they are, such as a BERT that fills masks.
+    """Opens public weights that predict as they are, such as a ViT or a BERT that fills masks.
 
     Parameters that the files lack and predictions do not read are zeros.
 
     Args:
-      place: a directory with weights, `config.json` and tokenizer.
+      place: a directory with weights, and what their reader needs, or the file of a ViT.
       files: its weights.
       checkpoint: None; there is nothing to choose.
 
@@ -272,7 +273,7 @@ def open_public(place: str, files: list[epath.Path], checkpoint: str | None) -> 
             f"{source} {what}, and only a run has checkpoints to choose from; leave the choice of "
             f"{checkpoint} out"
         )
-    public, fields, _ = read_public(files, source=source)
+    public, fields, note = read_public(files, source=source)
     usable = resolve(model_spec(fields["name"]).usable)
     found = usable and usable(place, public, fields)
     if not found:
@@ -284,7 +285,9 @@ def open_public(place: str, files: list[epath.Path], checkpoint: str | None) -> 
     config, info = found
     task, model, shapes = build_for(config, info, public)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    params, _ = finetune_params(zeros, public, model=config.model, source=place)
+    if note:
+        print(f"note: {place}: {note}", file=sys.stderr)
+    params, _ = finetune_params(zeros, public, model=config.model, source=place, same_classes=True)
     return Trained(params, config, info, step=0, place=place, task=task, model=model)
 
 

@@ -23,7 +23,7 @@ INIT_FROM = "--config.init_from="
 WIDTH = "--config.model.mlp_dim="
 NAME_MODEL = (
     "name the model in --config=FILE:VARIANT, as in configs/finetune.py:vit_b for a ViT-B of "
-    "Google (.npz) or Hugging Face"
+    "Google (.npz), timm or Hugging Face"
 )
 
 

@@ -109,5 +109,7 @@ VISION_TRANSFORMER = specs.ModelSpec(
     readers=(
         "widenet_jax.vision.weights.google:read_google",
         "widenet_jax.vision.weights.huggingface:read_huggingface",
+        "widenet_jax.vision.weights.timm:read_timm",
     ),
+    usable="widenet_jax.vision.weights.usable:usable",
 )

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,10 +10,16 @@ import safetensors.numpy
 from etils import epath
 from inference import reference_vit as reference
 from inference.ours import our_logits
+from refusals import refuses
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import read_arrays
-from widenet_jax.vision.weights.huggingface import fold_pixels, from_huggingface, model_fields
+from widenet_jax.vision.weights.huggingface import (
+    fold_pixels,
+    from_huggingface,
+    model_fields,
+    read_huggingface,
+)
 
 LAYOUTS = ("files", "modules")
 # Their name of an activation, ours, and the function.
@@ -115,6 +122,7 @@ FILES, MODULES = (
     reference.huggingface_names(reference.random_vit(), layout=layout) for layout in LAYOUTS
 )
 ODD = ("embeddings.distillation_token", "encoder.layer.0.attention.odd.weight")
+ODD += ("embeddings.register_tokens", "layers.0.mlp.weights_in.bias")
 ODD += ("layers.0.mlp.fc3.weight", "encoder.layer.0.output.dense.scale")
 SHAPES = {"embeddings.patch_embeddings.projection.weight": [8], "layernorm.weight": []}
 SHAPES |= {"embeddings.position_embeddings": [40]}
@@ -133,6 +141,54 @@ def test_what_is_no_vit(change: dict, line: str):
     with pytest.raises(BadInputError) as error:
         from_huggingface(FILES | change, source="hf")
     assert line in str(error.value)
+
+
+DINOV2 = {"layernorm_before": "norm1", "layernorm_after": "norm2", "intermediate.dense": "mlp.fc1"}
+DINOV2 |= {".output.dense": ".mlp.fc2", "attention.mlp.fc2": "attention.output.dense"}
+OUT = {"files": ("attention.output.dense", "mlp.fc2"), "modules": ("attention.o_proj", "mlp.fc2")}
+
+
+def dinov2_names(layout: str) -> dict[str, np.ndarray]:
+    """Names the random ViT as `Dinov2Model` does; drawn scales divide what they multiply."""
+    arrays, draw = {}, np.random.default_rng(2)
+    for name, array in reference.huggingface_names(reference.random_vit(), layout=layout).items():
+        for theirs, new in ({"vit.": ""} | DINOV2).items():
+            name = name.replace(theirs, new)
+        arrays |= {} if "classifier" in name else {name: np.array(array)}
+    for block in {name.partition("attention.")[0] for name in arrays if "attention." in name}:
+        for i, layer in enumerate(OUT[layout], start=1):
+            scale = draw.uniform(0.1, 2, reference.D).astype(np.float32)
+            arrays[f"{block}layer_scale{i}.lambda1"] = scale
+            for leaf in ("weight", "bias"):
+                arrays[f"{block}{layer}.{leaf}"] = (arrays[f"{block}{layer}.{leaf}"].T / scale).T
+    return arrays | {"embeddings.mask_token": np.ones((1, reference.D), np.float32)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("prefix", ["", "dinov2."])
+def test_dinov2(prefix: str, layout: str, tmp_path):
+    """The same parameters as of a ViT; the classifier, twice as wide, and the mask are left out."""
+    arrays = {prefix + name: array for name, array in dinov2_names(layout).items()}
+    arrays |= {"classifier.weight": np.ones((5, 2 * reference.D)), "classifier.bias": np.ones(5)}
+    facts = {"model_type": "dinov2", "num_attention_heads": reference.N}
+    place = epath.Path(tmp_path)
+    (place / "config.json").write_text(json.dumps(facts))
+    told = r"preprocessor_config.json: is missing; download it too: DINOv2's pixels have ImageNet's"
+    refuses(told, read_huggingface, arrays, place, "hf")
+    (place / "preprocessor_config.json").write_text("{}")
+    params, fields, note = read_huggingface(arrays, place, "hf")
+    assert fields["norm_epsilon"] == 1e-6 and note == "not used: classifier"
+    expected = from_huggingface(FILES, source="hf")
+    del expected["head"]
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), params, expected)
+    wide = {name: np.ones(9) for name in arrays if name.endswith("scale2.lambda1")}
+    refuses(
+        r"hf: the scale of encoder/\S+_mlp/wo does not fit",
+        from_huggingface,
+        arrays | wide,
+        source="hf",
+    )
 
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of ImageNet; ViT-MAE's

@@ -1,9 +1,10 @@
 """Hugging Face's ViT files (`.safetensors` of the transformers library) as parameters of our ViT.
 
-Reads `ViTModel`, `ViTForImageClassification`, `ViTForMaskedImageModeling` and the encoders of
-ViT-MAE and ViT-MSN, under both sets of names that transformers has used for a block:
+Reads `ViTModel`, `ViTForImageClassification`, `ViTForMaskedImageModeling`, the encoders of ViT-MAE
+and ViT-MSN, and `Dinov2Model`, under both sets of names that transformers has used for a block:
 `encoder.layer.0.attention.attention.query` in stored files, and `layers.0.attention.q_proj` in the
-modules of version 5.
+modules of version 5. DINOv2's classifier is not read: its input is twice as wide as ours. DeiT's
+`DeiTModel` has a second class token and is refused; DeiT without it is stored as a `ViTModel`.
 
 The pooler of `ViTModel` is our `pre_logits` layer.
 `config.json` beside the weights says which function they belong to: see `model_fields`, and
@@ -28,44 +29,48 @@ from widenet_jax.config.names import activation_of
 from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.files import read_object
 from widenet_jax.vision.weights import PRE_NORM
+from widenet_jax.vision.weights.layouts import QKV, Layout, fold_layer_scales, from_layout
 
 PREPROCESSOR = "preprocessor_config.json"
 EMBEDDINGS = "embeddings.patch_embeddings.projection"
-BLOCK = re.compile(rf"(?:encoder\.layer|layers)\.{param_names.LAYER_NUMBER}\.")
-QKV = ("query", "key", "value")
-# Our module for each of theirs: outside the blocks, and within one block.
-OUTSIDE = {
-    EMBEDDINGS: "embed/projection",
-    "layernorm": f"{param_names.ENCODER}/{param_names.NORM_OUT}",
-    "pooler.dense": "pre_logits",
-    "classifier": "head",
-}
-IN_BLOCK = {
-    "layernorm_before": "norm_attention",
-    "layernorm_after": "norm_ffn",
-    # Names in stored files.
-    **{f"attention.attention.{name}": f"attention/{name}" for name in QKV},
-    "attention.output.dense": "attention/out",
-    "intermediate.dense": "mlp/wi",
-    "output.dense": "mlp/wo",
-    # Names of the modules of transformers 5.
-    **{f"attention.{name[0]}_proj": f"attention/{name}" for name in (*QKV, "out")},
-    "mlp.fc1": "mlp/wi",
-    "mlp.fc2": "mlp/wo",
-}
-# Arrays that are not the weight or bias of a module.
-ALONE = {
-    "embeddings.cls_token": "position/cls_token",
-    "embeddings.position_embeddings": "position/position_embedding",
-}
+LAYOUT = Layout(
+    block=re.compile(rf"(?:encoder\.layer|layers)\.{param_names.LAYER_NUMBER}\."),
+    outside={
+        EMBEDDINGS: "embed/projection",
+        "layernorm": f"{param_names.ENCODER}/{param_names.NORM_OUT}",
+        "pooler.dense": "pre_logits",
+        "classifier": "head",
+    },
+    in_block={
+        "layernorm_before": "norm_attention",
+        "layernorm_after": "norm_ffn",
+        # Names in stored files.
+        **{f"attention.attention.{name}": f"attention/{name}" for name in QKV},
+        "attention.output.dense": "attention/out",
+        "intermediate.dense": "mlp/wi",
+        "output.dense": "mlp/wo",
+        # Names of the modules of transformers 5.
+        **{f"attention.{name[0]}_proj": f"attention/{name}" for name in (*QKV, "out")},
+        # DINOv2's, of which the modules of transformers 5 have the last two.
+        "norm1": "norm_attention",
+        "norm2": "norm_ffn",
+        "mlp.fc1": "mlp/wi",
+        "mlp.fc2": "mlp/wo",
+    },
+    scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
+    alone={
+        "embeddings.cls_token": "position/cls_token",
+        "embeddings.position_embeddings": "position/position_embedding",
+    },
+)
+PREFIX = re.compile(r"^(vit|deit|dinov2(_with_registers)?)\.")
+DINOV2 = "dinov2"  # their model_type
 # Parts that only pretraining uses: the token for masked patches, and the decoder of pixels.
 UNUSED = r"embeddings\.mask_token|decoder\..+"
 
 
 def from_huggingface(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
     """Converts the arrays of Hugging Face's files to our parameter tree.
-
-    A model without biases of query, key and value (`qkv_bias=False`) gets zeros.
 
     Args:
       arrays: by their name in the file.
@@ -74,20 +79,10 @@ def from_huggingface(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
     Raises:
       BadInputError: a part that our ViT does not have.
     """
-    theirs = param_names.renamed(arrays, lambda name: name.removeprefix("vit."), source=source)
+    theirs = param_names.renamed(arrays, lambda name: PREFIX.sub("", name), source=source)
     theirs = {name: array for name, array in theirs.items() if not re.fullmatch(UNUSED, name)}
-    blocks = {match[0]: int(match[1]) for match in map(BLOCK.match, theirs) if match}
-    modules = OUTSIDE | {
-        f"{block}{inner}": f"{param_names.ENCODER}/{param_names.block_part(index, ours)}"
-        for block, index in blocks.items()
-        for inner, ours in IN_BLOCK.items()
-    }
-    ours = param_names.from_torch(
-        theirs, param_names.torch_names(modules) | ALONE, source=source, kind="ViT"
-    )
-    for path in [p for p in ours if p.endswith(tuple(f"{name}/kernel" for name in QKV))]:
-        bias = path.replace("/kernel", "/bias")
-        ours.setdefault(bias, np.zeros(ours[path].shape[-1], np.float32))
+    ours = from_layout(theirs, LAYOUT, source=source)
+    fold_layer_scales(ours, source=source)
     return flax.traverse_util.unflatten_dict(ours, sep="/")
 
 
@@ -99,16 +94,18 @@ def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     were trained with the tanh form and 1e-6.
 
     Args:
-      config: the contents of `config.json`. Absent fields have the defaults of `ViTConfig`.
+      config: the contents of `config.json`. Absent fields have the defaults of `ViTConfig` or
+        `Dinov2Config`.
       source: the file, named in errors.
 
     Raises:
       BadInputError: a value that our models do not have.
     """
     activation = activation_of(config, "gelu", source=source)
-    with _downloaded(source):
+    with downloaded(source):
         heads = config.get("num_attention_heads", 12)
-        epsilon = float(config.get("layer_norm_eps", 1e-12))
+        usual = 1e-6 if config.get("model_type") == DINOV2 else 1e-12
+        epsilon = float(config.get("layer_norm_eps", usual))
         if type(heads) is not int or heads < 1 or not 0 <= epsilon < math.inf:
             raise ValueError(f"num_attention_heads={heads!r} or layer_norm_eps={epsilon} is wrong")
     attention = {"name": "full", "num_heads": heads}
@@ -116,7 +113,7 @@ def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _downloaded(source: str) -> Iterator[None]:
+def downloaded(source: str) -> Iterator[None]:
     """Names a file with values of other kinds than the library writes."""
     try:
         yield
@@ -143,7 +140,7 @@ def fold_pixels(params: dict, preprocessor: Mapping[str, Any], *, source: str) -
     projection = params["embed"]["projection"]
     kernel = projection["kernel"].astype(np.float64)  # [P, P, C, D]
     mean, std, r = np.zeros(1), np.ones(1), 1.0
-    with _downloaded(source):
+    with downloaded(source):
         fields = {name: value for name, value in preprocessor.items() if value is not None}
         if fields.get("do_rescale", True):
             r = float(fields.get("rescale_factor", 1 / 255))
@@ -181,11 +178,15 @@ def read_huggingface(
         "are; start from a ViT of square images"
     )
     refuse(config, (isinstance(sides, list) and len(set(map(repr, sides))) > 1, problem))
+    is_dinov2 = theirs.get("model_type") == DINOV2
+    missing = "is missing; download it too: DINOv2's pixels have ImageNet's mean and std"
+    refuse(preprocessor, (is_dinov2 and not preprocessor.exists(), missing))
     params = from_huggingface(arrays, source=source)
+    dropped = "not used: classifier" * bool(is_dinov2 and params.pop("head", None))
     if not preprocessor.exists():
         return params, fields, f"{PREPROCESSOR} is missing: mean 0.5 and std 0.5 of pixels assumed"
     params, folded = fold_pixels(params, read_object(preprocessor), source=str(preprocessor))
-    return params, fields, folded
+    return params, fields, "; ".join(filter(None, (dropped, folded)))
 
 
 POSITION = "position/position_embedding"
@@ -200,6 +201,9 @@ def fit(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) ->
 
 def resize_positions(position: np.ndarray, num_tokens: int, *, cls_token: bool) -> np.ndarray:
     """Resizes [1, T, D] to [1, num_tokens, D], bilinear over the grid of patches; keeps a CLS row.
+
+    Differs from timm (bicubic, with antialiasing), transformers (bicubic) and Google's ViT
+    (`scipy.ndimage.zoom` of order 1, which keeps the corners in place): docs/log/timm.md.
 
     Raises:
       BadInputError: one of the grids is not square.
