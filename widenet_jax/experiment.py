@@ -109,11 +109,6 @@ def build_experiment(
     check_batch(config, model, task, mesh)
     params = tried_parameters(model, task, mesh)
     check_freeze(config.optimizer, params, config.init_from)
-    rank, adapters = model.adapter.rank, map(part_of, path_names(params))
-    refuse_value(
-        f"config.model.adapter.rank={rank}",
-        (rank and ADAPTERS not in adapters, "finds no kernel to adapt in the blocks; give 0"),
-    )
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     sizes |= {"depth": model.depth, "total_steps": total_steps}
     sizes["places"] = places_of(model.steps())
@@ -161,7 +156,10 @@ def tried_parameters(model: nn.Module, task: Task, mesh: Mesh) -> PyTree:
     """
     there = jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
     with try_parts(causal=predicts_next(model)), there:
-        return parameter_shapes(model, input_spec(task))
+        params = parameter_shapes(model, input_spec(task))
+    none = model.adapter.rank and ADAPTERS not in map(part_of, path_names(params))
+    refuse_value("config.model.adapter.rank", (none, "finds no kernel in the blocks; give 0"))
+    return params
 
 
 def predicts_next(model: nn.Module) -> bool:

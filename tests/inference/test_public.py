@@ -8,10 +8,11 @@ import pytest
 import safetensors.numpy
 from inference import reference_bert as reference
 from inference import reference_vit
-from refusals import refused, refuses
+from PIL import Image
+from refusals import answered, refused, refuses
 
 import widenet_jax as wj
-from widenet_jax.cli import predict
+from widenet_jax.cli import evaluate, predict
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]  # V of them
 
@@ -98,3 +99,13 @@ def test_a_vit(kind: str, tmp_path: Path, capsys):
     (best,) = model.predict(list(pixels), top=1)[0]
     assert best["class"] == str(logits.argmax())
     np.testing.assert_allclose(best["probability"], probabilities.max(), atol=1e-5)
+    if kind == "google":  # folders are its classes in their order
+        images = np.random.default_rng(1).integers(0, 256, (5, side, side, 3), np.uint8)
+        for name, image in zip("abcde", images, strict=True):
+            (tmp_path / "photos" / "test" / name).mkdir(parents=True)
+            Image.fromarray(image).save(tmp_path / "photos" / "test" / name / "1.png")
+        fields = {"source": "image_folder", "path": tmp_path / "photos", "eval_split": "test"}
+        flags = [f"--config.data.{name}={value}" for name, value in fields.items()]
+        found = answered(capsys, evaluate.main, f"--workdir={file}", *flags)
+        named = [top[0]["class"] for top in model.predict(list(images), top=1)]
+        assert found["top_1"] == pytest.approx(np.mean(np.array(named) == list("01234")))

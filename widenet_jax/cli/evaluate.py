@@ -78,9 +78,9 @@ def main(argv: Argv = None) -> int:
 
 def evaluate(options: Options) -> None:
     from widenet_jax.files import absolute, write_json
-    from widenet_jax.inference.trained import open_trained
+    from widenet_jax.inference.pretrained import open_model
 
-    trained = open_trained(options.workdir, options.fields, checkpoint=options.checkpoint)
+    trained = open_model(options.workdir, options.fields, checkpoint=options.checkpoint)
     out = absolute(options.out) if options.out else None
     result = {"workdir": options.workdir, "step": trained.step}
     spec = task_spec(trained.config.task.name)

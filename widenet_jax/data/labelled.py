@@ -175,8 +175,8 @@ def relabelled(source: LabelledImages, names: Sequence[str], labels: Sequence[in
 def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) -> Subset:
     """Returns a source with a model's labels; classes are matched by name.
 
-    A source may have fewer classes than the model, in another order. The V classes 0 to V - 1, as
-    ImageNet-V2's folders are called, are the model's V by number.
+    A source may have fewer classes than the model, in another order. The V classes 0 to V - 1 of
+    either, as ImageNet-V2's folders and public weights call them, are the other's V by number.
 
     Args:
       source: the images.
@@ -188,9 +188,13 @@ def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) ->
     """
     index, matched = {name: label for label, name in enumerate(names)}, ""
     numbers = {str(label): label for label in range(len(names))}
-    if {*source.class_names} == {*numbers} and numbers.keys().isdisjoint(index):
-        index, last = numbers, len(names) - 1
-        matched = f"matched by number: 0 is {names[0]}, {last} is {names[last]}"
+    theirs, last = source.class_names, len(names) - 1
+    if len(theirs) == len(names) and {*theirs}.isdisjoint(names):
+        if {*theirs} == {*numbers}:
+            index, matched = numbers, f"matched by number: 0 is {names[0]}, {last} is {names[-1]}"
+        elif {*names} == {*numbers}:
+            index = {name: label for label, name in enumerate(theirs)}
+            matched = f"matched by number: {theirs[0]} is 0, {theirs[-1]} is {last}"
     if unknown := [name for name in source.class_names if name not in index]:
         raise BadInputError(
             f"class {unknown[0]!r} of the data ({len(unknown)} such of {len(source.class_names)}) "

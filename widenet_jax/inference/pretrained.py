@@ -15,6 +15,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
+from widenet_jax.config.fields import override
 from widenet_jax.config.imports import configs_module
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError, NoAccessError, raise_first
@@ -238,7 +239,9 @@ def flat_fields(model: Mapping[str, Any]) -> dict[str, Any]:
 # --- Models that commands and `wj.load` open
 
 
-def open_model(place: str, *, checkpoint: str | None = None) -> Trained:
+def open_model(
+    place: str, changes: Sequence[str] = (), *, checkpoint: str | None = None
+) -> Trained:
     """Opens a run, an export or public weights: `open_trained` or `open_public`.
 
     Raises:
@@ -247,13 +250,15 @@ def open_model(place: str, *, checkpoint: str | None = None) -> Trained:
     """
     try:
         if files := weight_files(absolute(place)):
-            return open_public(place, files, checkpoint)
-        return open_trained(place, checkpoint=checkpoint)
+            return open_public(place, files, changes, checkpoint)
+        return open_trained(place, changes, checkpoint=checkpoint)
     except NoAccessError as error:
         raise BadInputError(f"{place} cannot be read: {error}") from error
 
 
-def open_public(place: str, files: list[epath.Path], checkpoint: str | None) -> Trained:
+def open_public(
+    place: str, files: list[epath.Path], changes: Sequence[str], checkpoint: str | None
+) -> Trained:
     """Opens public weights that predict as they are, such as a ViT or a BERT that fills masks.
 
     Parameters that the files lack and predictions do not read are zeros.
@@ -261,6 +266,7 @@ def open_public(place: str, files: list[epath.Path], checkpoint: str | None) -> 
     Args:
       place: a directory with weights, and what their reader needs, or the file of a ViT.
       files: its weights.
+      changes: as of `open_trained`.
       checkpoint: None; there is nothing to choose.
 
     Raises:
@@ -282,7 +288,7 @@ def open_public(place: str, files: list[epath.Path], checkpoint: str | None) -> 
             f"it is; finetune them on your data, from --config.init_from={place}, and give the "
             "--workdir of that run"
         )
-    config, info = found
+    config, info = override(found[0], changes), found[1]
     task, model, shapes = build_for(config, info, public)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     if note:
