@@ -1,10 +1,12 @@
 """Exports: the run's parameters and logits; flat files of arrays; damaged or foreign files."""
 
+import argparse
 import io
 import json
 import sys
 import zipfile
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import jax
 import ml_dtypes
@@ -216,19 +218,28 @@ def test_weights_of_pytorch(tmp_path):
         ("deit.pth", {"model": {"w": half}, "epoch": 3, "optimizer": {}}),
         ("mae.pt", {"state_dict": {"w": half}}),
         ("dino.pth", {"student": {"module.w": half}, "teacher": {"w": half}}),
+        ("with args.pth", {"model": {"w": half}, "args": argparse.Namespace(lr=1.0)}),
+        ("trained.pth", {"model": {"w": half.clone().requires_grad_()}}),
+        ("average.pth", {"state_dict": {"other": half}, "state_dict_ema": {"w": half}}),
     ):
         torch.save(whole, tmp_path / name)
         assert list(read_arrays(epath.Path(tmp_path / name))) == ["w"]
     for odd, told in ((half, "its content"), ({"w": half, "epoch": 3}, "epoch"), ({3: half}, "3")):
         torch.save(odd, path)
         refuses(rf"cannot be read as bin \({told} is no tensor by a name\)", read_arrays, path)
+    torch.save({"w": torch.eye(2).to_sparse()}, path)
+    refuses("cannot be read as bin", read_arrays, path)
     torch.save({"w": Intruder(str(tmp_path / "trace"))}, path)
     refuses("cannot be read as bin", read_arrays, path)
     assert not (tmp_path / "trace").exists()
 
 
-def test_weights_of_pytorch_without_it(tmp_path, monkeypatch):
+def test_weights_of_pytorch_without_it_or_with_an_old_one(tmp_path, monkeypatch):
+    """Before 2.10 its reader could be got round."""
     (tmp_path / "pytorch_model.bin").touch()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.9.1+cpu"))
+    told = r"bin: torch 2\.9\.1\+cpu may run code that a file holds; install torch>=2\.10"
+    refuses(told, read_arrays, epath.Path(tmp_path / "pytorch_model.bin"))
     monkeypatch.setitem(sys.modules, "torch", None)
     told = r"bin \(a \.safet.* needs the torch package: pip"
     refuses(told, read_arrays, epath.Path(tmp_path / "pytorch_model.bin"))

@@ -60,7 +60,8 @@ def export(options: Options) -> None:
 
         model = in_float16(model, open_trained(place, checkpoint=options.checkpoint))
     write_exported(absolute(options.out), model, file_format=options.format, place=place)
-    if options.format == "safetensors" and (setting := uncovered(model.config)):
+    setting = options.format == "safetensors" and uncovered(model.config)
+    if setting and model.config["task"]["name"] == "classification":
         say(f"note: {options.out} has no pytorch_model.py, which does not compute {setting}")
     written = {"out": options.out, "format": options.format, "step": model.step}
     show(options, written, f"{options.out}: step {model.step:,}, {chosen.file}")

@@ -159,9 +159,9 @@ def write_predictions(rows: Sequence[dict], out: str) -> None:
 
 
 def rounded(row: dict) -> dict:
-    """Returns a row whose probabilities, or score, have 6 decimals."""
+    """Returns a row whose probabilities have 6 decimals, or whose score has 6 digits."""
     top = [o | {"probability": round(o["probability"], 6)} for o in row.get("top", ())]
-    return row | ({"top": top} if top else {"score": round(row["score"], 6)})
+    return row | ({"top": top} if top else {"score": float(f"{row['score']:.6g}")})
 
 
 def main_flag(options: Options) -> str:

@@ -14,6 +14,7 @@ class_names.json  tokenizer.json   as above
 README.md                          how to call it
 """
 
+import argparse
 import io
 import pickle
 import tokenize
@@ -63,7 +64,7 @@ TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dty
 TYPES |= {"I64": np.int64}  # PyTorch's buffers, such as position_ids
 DAMAGED = (zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, safetensors.SafetensorError)
 DAMAGED += (SyntaxError, tokenize.TokenError)  # of headers in .npy files
-NOT_READABLE = (OSError, ValueError, EOFError, RuntimeError, MemoryError, *DAMAGED)
+NOT_READABLE = (OSError, ValueError, TypeError, EOFError, RuntimeError, MemoryError, *DAMAGED)
 
 
 def write_exported(
@@ -245,7 +246,9 @@ def read_arrays(path: epath.Path) -> dict[str, np.ndarray]:
         cannot be read because PyTorch is not installed.
     """
     if READERS[path.suffix] is read_torch:
-        require("torch", extra="huggingface", what=f"{path} (a .safetensors file does not)")
+        torch = require("torch", extra="huggingface", what=f"{path} (a .safetensors file does not)")
+        told = f"torch {torch.__version__} may run code that a file holds; install torch>=2.10"
+        refuse(path, (tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10), told))
     what, advice = f"{path}: cannot be read as {path.suffix[1:]}", "; download or export it again"
     with refusing(what, *NOT_READABLE, advice=advice):
         arrays = READERS[path.suffix](path.read_bytes())
@@ -280,23 +283,26 @@ def read_safetensors(data: bytes) -> dict[str, np.ndarray]:
 def read_torch(data: bytes) -> dict[str, np.ndarray]:
     """Reads the bytes of PyTorch's file, such as `pytorch_model.bin`.
 
-    PyTorch's reader refuses everything but tensors and plain values (`weights_only`). A checkpoint
-    of training has the tensors under one of `STATES`; the rest of it is left out.
+    PyTorch's reader refuses everything but tensors, plain values and argparse's namespaces
+    (`weights_only`; before 2.10 a file could get round it). A checkpoint of training has the
+    tensors under one of `STATES`, the average of parameters first; the rest of it is left out.
     """
     import torch
 
-    found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     tensors = found if isinstance(found, Mapping) else {"its content": None}
     tensors = next((tensors[k] for k in STATES if isinstance(tensors.get(k), Mapping)), tensors)
     if odd := [k for k, x in tensors.items() if type(k) is not str or not torch.is_tensor(x)]:
         raise ValueError(f"{odd[0]} is no tensor by a name")
     return {
-        name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        name: (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy()
         for name, tensor in tensors.items()
     }
 
 
-STATES = ("model", "state_dict", "teacher")  # of DeiT and MAE, of others, and of DINO
+# Of timm's averages; of DeiT and MAE, of others, and of DINO.
+STATES = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher")
 READERS = {".npz": read_npz, ".safetensors": read_safetensors}
 READERS |= dict.fromkeys((".bin", ".pth", ".pt"), read_torch)
 

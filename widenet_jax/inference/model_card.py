@@ -67,7 +67,8 @@ READ_LINES = {
 }
 CLASSES_SHOWN = 20
 # Names that huggingface.co has for licenses; it refuses a card with another text in that place.
-LICENSES = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-sa-4.0", "cc0-1.0")
+LICENSES = ("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0")
+LICENSES += ("cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0")
 
 
 def model_card(
@@ -97,7 +98,7 @@ def model_card(
     kind = what.split(":")[0]
     # Names without directories: a published card should not show paths of the machine.
     dataset = f"{data['source']} {data.get('name') or PurePath(data['path']).name}".strip()
-    license = record["card"].get("license", "").lower()
+    license = str(record["card"].get("license", "")).lower()
     metadata = {"library_name": "transformers" if huggingface else "widenet_jax"}
     metadata |= {"pipeline_tag": card.pipeline, "license": license * (license in LICENSES)}
     return CARD.format(

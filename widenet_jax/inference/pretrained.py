@@ -107,7 +107,7 @@ def load_pretrained(
 
 def weight_files(path: epath.Path) -> list[epath.Path]:
     """Lists the files of flat arrays that `path` is or holds."""
-    if path.suffix in READERS:
+    if path.suffix in READERS and not path.is_dir():
         return [path]
     return next(filter(None, (matching(path, pattern) for pattern in WEIGHTS)), [])
 

@@ -4,26 +4,16 @@
 `export.json`, `class_names.json` and `params.safetensors`. It needs torch and safetensors, and no
 JAX. With numpy and pillow, in that directory:
 
-    import numpy as np
-    import torch
     from PIL import Image
     from pytorch_model import Classifier
 
     model = Classifier()  # or Classifier(directory, "cuda")
-    photo = Image.open("photo.jpg").convert("RGB").resize((model.side,) * 2, Image.Resampling.BOX)
-    images = torch.tensor(np.array(photo)).permute(2, 0, 1)[None] / 127.5 - 1
-    shares = model(images).softmax(-1)  # of logits [1, classes]
+    shares = model(model.prepare(Image.open("photo.jpg"))).softmax(-1)  # of logits [1, classes]
     print(model.class_names[shares.argmax()], shares.max())
 
-The model takes float32 [B, channels, side, side] in [-1, 1]. `scripts/predict.py` of widenet_jax
-prepares a file by the section `augment` of `config.json`:
-
-- exif_orientation: whether the photo is turned as its EXIF says (Pillow's `exif_transpose`);
-- one channel: RGB becomes grey by 0.299 R + 0.587 G + 0.114 B (Pillow's `convert("L")`);
-- eval_crop=squash resizes the whole photo, as above; central resizes its shorter side to
-  side / eval_crop_fraction, and cuts the square in the middle;
-- OpenCV resizes, by INTER_AREA to fewer pixels and INTER_LINEAR to more. Pillow's BOX and BILINEAR
-  give nearly the same pixels.
+The model takes float32 [B, channels, side, side] in [-1, 1]. `prepare` does to a photo what
+`scripts/predict.py` of widenet_jax does, but that this resizes by OpenCV, which gives nearly the
+same pixels.
 
 Logits are computed in float32, also of files in float16, and of models trained in bfloat16, for
 which `predict.py` computes in bfloat16. Each image is routed alone. A setting that this file does
@@ -83,6 +73,7 @@ class Classifier:
       side: of an image, in pixels.
       blocks: the scopes of each block's parameters, in the order in which blocks run.
       params: the parameters by name, float32.
+      channels: of an image.
       class_names: label k is class_names[k].
     """
 
@@ -100,20 +91,36 @@ class Classifier:
         self.blocks, self.slots = record["blocks"], record["slots"]
         arrays = load_file(Path(folder, "params.safetensors"), device=device)
         self.params = {name.removeprefix("encoder/"): x.float() for name, x in arrays.items()}
+        self.channels = self.params["embed/projection/kernel"].shape[2]
+
+    def prepare(self, photo):
+        """Returns the pixels [1, channels, side, side] of an image of Pillow."""
+        import torch
+        from PIL import Image, ImageOps
+
+        rules, size = self.config["augment"], (self.side, self.side)
+        photo = ImageOps.exif_transpose(photo) if rules["exif_orientation"] else photo
+        photo = photo.convert("L" if self.channels == 1 else "RGB")
+        how = Image.Resampling.BOX if min(photo.size) > self.side else Image.Resampling.BILINEAR
+        if rules["eval_crop"] == "central":
+            border = (1 - rules["eval_crop_fraction"]) / 2
+            photo = ImageOps.fit(photo, size, how, bleed=border)
+        pixels = torch.tensor(bytearray(photo.resize(size, how).tobytes()))
+        return pixels.reshape(1, *size, self.channels).permute(0, 3, 1, 2) / 127.5 - 1
 
     def __call__(self, images):
         """Returns logits [B, classes] of images [B, channels, side, side]."""
         model, params, side = self.config["model"], self.params, self.side
         kernel, P = params["embed/projection/kernel"], model["patch_size"]  # [P, P, channels, D]
-        if images.shape[1:] != (kernel.shape[2], side, side):
-            raise ValueError(f"images must be [B, {kernel.shape[2]}, {side}, {side}] in [-1, 1]")
+        if images.shape[1:] != (self.channels, side, side):
+            raise ValueError(f"images must be [B, {self.channels}, {side}, {side}] in [-1, 1]")
         patches = images.unfold(2, P, P).unfold(3, P, P)  # [B, channels, h, w, P, P]
         patches = patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2) @ kernel.flatten(0, 2)
         x = params["position/position_embedding"].repeat(len(images), 1, 1)  # [B, T, D]
         x[:, -patches.shape[1] :] += patches + params["embed/projection/bias"]
         x[:, :1] += params.get("position/cls_token", 0)
         places = [self.norm, lambda x, scope: x]
-        before, after = places if model["norm_position"] == "pre" else places[::-1]
+        before, after = places if model.get("norm_position", "pre") == "pre" else places[::-1]
         routed = {}
         for index, block in enumerate(self.blocks):
             y = self.attention(before(x, block["norm_attention"]), block["attention"])
@@ -124,7 +131,7 @@ class Classifier:
                 routed[index] = self.gates(y, router) if follows is None else routed[follows]
                 y = self.experts(y, routed[index], f"{scope}/experts")
             else:
-                y = self.mlp(y, scope, model["activation"])
+                y = self.mlp(y, scope, model.get("activation", "gelu_tanh"))
             x = after(x + block["scale"] * y, block["norm_ffn"])
         x = before(x, "norm_out")
         x = x[:, 0] if model["pool"] == "token" else x.mean(1)
@@ -134,7 +141,9 @@ class Classifier:
     def norm(self, x, scope):
         """Applies LayerNorm."""
         x = x - x.mean(-1, keepdim=True)
-        variance = x.square().mean(-1, keepdim=True) + self.config["model"]["norm_epsilon"]
+        variance = x.square().mean(-1, keepdim=True) + self.config["model"].get(
+            "norm_epsilon", 1e-6
+        )
         return x / variance.sqrt() * self.params[f"{scope}/scale"] + self.params[f"{scope}/bias"]
 
     def dense(self, x, scope, expert=...):
@@ -154,7 +163,7 @@ class Classifier:
         """Applies a feed-forward, of one expert where there are several."""
         f = ACTIVATIONS[activation]
         y = self.dense(f(self.dense(x, f"{scope}/wi", expert)), f"{scope}/wo", expert)
-        return f(y) if self.config["model"]["ffn_output_activation"] else y
+        return f(y) if self.config["model"].get("ffn_output_activation") else y
 
     def gates(self, x, scope):
         """Routes tokens [B, T, D] to K experts each; [B, T, E], 0 where not chosen or full.
@@ -170,7 +179,8 @@ class Classifier:
 
     def experts(self, x, gates, scope):
         """Returns the sum of each token's experts, weighted by their gates."""
-        y, activation = x.new_zeros(x.shape), self.config["model"]["moe"]["activation"]
+        y, model = x.new_zeros(x.shape), self.config["model"]
+        activation = {"activation": "gelu_tanh", **model, **model["moe"]}["activation"]
         for expert in range(gates.shape[-1]):
             b, t = gates[..., expert].nonzero(as_tuple=True)
             y[b, t] += gates[b, t, expert, None] * self.mlp(x[b, t], scope, activation, expert)

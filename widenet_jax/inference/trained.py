@@ -142,14 +142,12 @@ def without_adapters(model: Stored) -> Stored:
         return model
     from widenet_jax.nn import adapters  # most models do without
 
-    config = ConfigDict(from_json(model.config))
-    _, module, _ = build_for(config, model.info, model.params)
-    stack = module.stack
-    fields = adapters.without(stack)
+    _, module, _ = build_for(ConfigDict(from_json(model.config)), model.info, model.params)
+    fields = adapters.without(module.stack)
     changes = {"adapter": dataclasses.asdict(fields["adapter"])}
     if "loop" in fields:
         changes["loop"] = {**section["loop"], "tie": dataclasses.asdict(fields["loop"].tie)}
-    encoder = jax.tree.map(np.asarray, adapters.merged(stack, model.params[ENCODER]))
+    encoder = jax.tree.map(np.asarray, adapters.merged(module.stack, model.params[ENCODER]))
     config = {**model.config, "model": {**section, **changes}}
     return dataclasses.replace(model, params={**model.params, ENCODER: encoder}, config=config)
 

@@ -13,7 +13,6 @@ With `tie="none"` the steps of a loop share W and have adapters of their own (ar
 each has a kernel of its own while it runs, as in a stack that shares nothing.
 """
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from widenet_jax.nn.loop import places_of
 from widenet_jax.nn.module import Module
@@ -29,8 +29,6 @@ from widenet_jax.nn.settings import NO_ADAPTER
 from widenet_jax.nn.stack_settings import StackSettings
 from widenet_jax.param_names import ADAPTER, ENCODER, ROUTER, is_matrix
 from widenet_jax.typing import Array, PyTree
-
-ADAPTED = ("attention", "ffn")  # parts of a step; its norms and a router apart have none
 
 
 def without(stack: StackSettings) -> dict[str, Any]:
@@ -48,28 +46,21 @@ def sources(stack: StackSettings) -> dict[str, str]:
     found = {}
     for stored, run in zip(stack.steps(), replace(stack, **without(stack)).steps(), strict=True):
         there = dict(stored.scopes)
-        found |= {scope: there[part] for part, scope in run.scopes if part in ADAPTED}
+        found |= {scope: there[part] for part, scope in run.scopes if part in ("attention", "ffn")}
     return found
 
 
 def create(key: Array, stack: StackSettings, params: PyTree) -> dict:
     """Returns new adapters of a stack's parameters by scope, path of the kernel, down and up."""
-    rank, number = stack.adapter.rank, itertools.count()
-
-    def pairs(tree: Mapping, path: str) -> dict:
-        found = {}
-        for name, leaf in tree.items():
-            inner = f"{path}/{name}"
-            if isinstance(leaf, Mapping):
-                found[name] = pairs(leaf, inner)
-            elif is_matrix(inner, leaf.ndim):
-                *more, rows, columns = leaf.shape
-                own_key = jax.random.fold_in(key, next(number))
-                down = jax.random.normal(own_key, (*more, rows, rank)) / math.sqrt(rows)
-                found[name] = {"down": down, "up": jnp.zeros((*more, rank, columns))}
-        return {name: inner for name, inner in found.items() if inner}
-
-    return pairs({scope: params[of] for scope, of in sources(stack).items()}, ENCODER)
+    rank, found = stack.adapter.rank, {}
+    kernels = {scope: params[of] for scope, of in sources(stack).items()}
+    for number, (path, kernel) in enumerate(flatten_dict(kernels, sep="/").items()):
+        if is_matrix(f"{ENCODER}/{path}", kernel.ndim):
+            *more, rows, columns = kernel.shape
+            down = jax.random.normal(jax.random.fold_in(key, number), (*more, rows, rank))
+            found[f"{path}/down"] = down / math.sqrt(rows)
+            found[f"{path}/up"] = jnp.zeros((*more, rank, columns))
+    return unflatten_dict(found, sep="/")
 
 
 def merged(stack: StackSettings, params: PyTree) -> PyTree:
@@ -98,7 +89,6 @@ def run(stack: Module, x: Array, memory: Array | None, inputs: Inputs) -> Output
     """Runs a stack with the sums as its kernels."""
     fields = without(stack.settings) | {"parent": None, "name": None, "last_norm": False}
     rngs = {name: stack.make_rng(name) for name in ("dropout", "router") if stack.has_rng(name)}
-    seen, mask, train, loops, *_ = inputs
-    tokens = {"mask": mask, "memory": memory, "loops": loops, "drops": inputs.drops} | seen
+    tokens = {name: getattr(inputs, name) for name in ("mask", "train", "loops", "drops")}
     params = {"params": merged(stack.settings, stack.variables["params"])}
-    return stack.clone(**fields).apply(params, x, **tokens, train=train, rngs=rngs)
+    return stack.clone(**fields).apply(params, x, memory=memory, **tokens | inputs.seen, rngs=rngs)

@@ -406,15 +406,13 @@ def stack_rules(stack: Any) -> Iterator[Row]:
         f"config.model.routing_groups={groups} needs config.model.ffn_blocks=all and must divide "
         f"the depth {depth}: one of {fits}, or 0 for none",
     )
-    adapter, loop = stack.adapter, stack.loop
-    changes = loop.other_counts()
-    changes += ["tie.router=none"] if loop.own_router and loop.tie.router == "none" else []
-    for change in changes[:1]:
-        yield (
-            adapter.rank and adapter.tie == "none",
-            "config.model.adapter.tie=none gives each step an adapter, which "
-            f"{LOOP}.{change} has no place for; give weights",
-        )
+    odd = "tie.router=none" * (stack.loop.own_router and stack.loop.tie.router == "none")
+    odd = next(iter(stack.loop.other_counts()), odd)
+    yield (
+        odd and stack.adapter.rank and stack.adapter.tie == "none",
+        "config.model.adapter.tie=none gives each step an adapter, which "
+        f"{LOOP}.{odd} has no place for; give weights",
+    )
     yield (
         stack.drop_path and depth == 1,
         f"config.model.drop_path={stack.drop_path} has no effect on a depth of 1: rates grow from "

@@ -130,8 +130,8 @@ class StackSettings:
         if isinstance(self.loop, Mapping):
             self.put("loop", parse_loop(self.loop))
         if isinstance(self.adapter, Mapping):
-            section = rules.parse_section(AdapterSettings, self.adapter, place=f"{MODEL}.adapter")
-            self.put("adapter", section)
+            place = f"{MODEL}.adapter"
+            self.put("adapter", rules.parse_section(AdapterSettings, self.adapter, place=place))
         rules.check_values("model", vars(self))
         if self.ffn not in self.feed_forwards:
             raise BadInputError(f"{MODEL}.ffn={self.ffn} needs the section {MODEL}.{self.ffn}")

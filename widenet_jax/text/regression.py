@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
+from scipy.stats import rankdata
 
 from widenet_jax.data.contract import DataInfo, Source
 from widenet_jax.run.intervals import varies
@@ -68,10 +69,4 @@ def pearson(x: np.ndarray, y: np.ndarray) -> float:
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Returns Spearman's correlation: Pearson's of the ranks; NaN unless all numbers are finite."""
-    return pearson(ranks(x), ranks(y)) if np.isfinite([x, y]).all() else float("nan")
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Returns the ranks 1, 2, ... of values; equal ones have the mean of their ranks."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (counts.cumsum() - (counts - 1) / 2)[place]
+    return pearson(rankdata(x), rankdata(y)) if np.isfinite([x, y]).all() else float("nan")

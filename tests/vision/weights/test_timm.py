@@ -179,6 +179,15 @@ def test_pixels(name: str, config: dict, mean: float, told: str, tmp_path: Path)
         ("mae", {"model_args": HEADS["model_args"] | {"img_size": [4, 16]}}, "are no squares"),
         ("mae", HEADS | {"pretrained_cfg": {"input_size": [3, 4, 16]}}, "are no squares"),
         ("a", CONFIG | {"architecture": "vit_base_patch16_rpn_224"}, "may compute something else"),
+        ("dinosaurs", HEADS, "and its name has not one word of"),
+        ("dino_then_augreg", HEADS, "and its name has not one word of"),
+        ("a", CONFIG | {"global_pool": "avg"}, "global_pool='avg' is not how models with these ar"),
+        ("mae", {"model_args": HEADS["model_args"] | {"global_pool": "max"}}, "global_pool='max'"),
+        (
+            "a",
+            CONFIG | {"model_args": HEADS["model_args"] | {"act_layer": "quick_gelu"}},
+            "model_args has act_layer, wi",
+        ),
     ],
 )
 def test_what_the_config_must_say(name: str, config: dict | None, line: str, tmp_path: Path):

@@ -31,7 +31,7 @@ class Scores(Table):
 def number_of(label: str) -> float:
     """Returns a label as a number that float32 holds; NaN of any other."""
     with contextlib.suppress(ValueError):
-        if abs(number := float(label)) <= float(np.finfo(np.float32).max):
+        if abs(number := float(label.replace("_", "x"))) <= float(np.finfo(np.float32).max):
             return number
     return math.nan
 

@@ -39,6 +39,8 @@ PREFIX = re.compile(r"^(module\.|timm_model\.)?(backbone\.)?")
 # Parts that only pretraining uses: the token for masked patches, MAE's decoder, DINO's head.
 UNUSED = re.compile(r"mask_token|decoder_.+|head\.(mlp|last_layer)\..+")
 PATCHES, POSITIONS, HIDDEN = "patch_embed.proj.weight", "pos_embed", "blocks.0.mlp.fc2.weight"
+# Names in `model_args` of what a model computes with the same arrays.
+COMPUTES = re.compile("layer|norm|prefix|pos_embed|block|rope|swiglu|scale")
 LAYOUT = Layout(
     block=re.compile(rf"blocks\.{param_names.LAYER_NUMBER}\."),
     outside={
@@ -64,8 +66,9 @@ ARCHITECTURE = r"(?!.*base.*gap)(vit|deit3?)_[a-z]+_patch\d+(_gap|_plus)?_(\d+(_
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 FAMILIES = {"augreg": {}, "deit": IMAGENET, "dino": IMAGENET, "mae": IMAGENET}
 NO_PIXELS = (
-    f"no config.json beside it has the mean and std of its pixels, its name none of {[*FAMILIES]}; "
-    'download it, or write one: {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}'
+    "no config.json beside it has the mean and std of its pixels, and its name has not one word of "
+    f"{[*FAMILIES]}; download it, or write one: "
+    '{"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}'
 )
 
 
@@ -146,19 +149,27 @@ def read_timm(
         sides = {*np.ravel(arguments.get("img_size") or stated.get("input_size", [])[-2:])}
         usual = 16 if width > 1024 else width // 64 if width % 64 == 0 else None
         heads = arguments.get("num_heads", usual)
+        pool = arguments.get("global_pool", config.get("global_pool"))
     known = architecture is None or re.fullmatch(ARCHITECTURE, str(architecture))
     other = f"architecture={architecture!r} may compute something else; start from a plain ViT"
     odd = type(heads) is not int or heads < 1 or width % heads
     told = f"num_heads={heads!r} of a width of {width}; state it, under model_args"
     oblong = "its images are no squares, as ours are; start from a ViT of square images"
+    pools = (None, "", "token") if "cls_token" in theirs else (None, "avg")
+    pooled = (
+        f"global_pool={pool!r} is not how models with these arrays pool; start from one that is"
+    )
+    function = next(filter(COMPUTES.search, arguments), "")
+    unknown = f"model_args has {function}, with which the arrays may compute something else"
     refuse(file, (not known, other), (odd, told), (len(sides) > 1, oblong))
+    refuse(file, (pool not in pools, pooled), (function, unknown))
     notes = [f"not used: {name}" for name in sorted({n.partition(".")[0] for n in unused})]
     if len(pixels) < 2:
-        words = (w for w in FAMILIES if re.search(f"(?<![a-z]){w}[^/]*$", source, re.IGNORECASE))
-        family = next(words, None)
-        refuse(source, (family is None, NO_PIXELS))
-        pixels = FAMILIES[family]
-        notes.append(f"no config.json says its pixels: as of {family}, by the name of the file")
+        name = r"(?<![a-z]){}(v?\d)?(?![a-z])[^/]*/?$"
+        words = [w for w in FAMILIES if re.search(name.format(w), source, re.IGNORECASE)]
+        refuse(source, (len(words) != 1, NO_PIXELS))
+        pixels = FAMILIES[words[0]]
+        notes.append(f"no config.json says its pixels: as of {words[0]}, by the name of the file")
     params, folded = fold_pixels(params, pixels, source=str(file))
     attention = {"name": "full", "num_heads": heads}
     fields = {"attention": attention, "norm_epsilon": 1e-6, "activation": "gelu", **PRE_NORM}
