@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from etils import epath
+from PIL import Image
 from refusals import answered
 from sklearn.datasets import load_digits
 from untrained import export_untrained
@@ -30,6 +31,7 @@ from widenet_jax.nn.feed_forwards import FEED_FORWARDS
 from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.run.workdir import flatten, plain
 from widenet_jax.trained import each_example
+from widenet_jax.vision.predict import picture_of
 
 SOURCE = Path(pytorch_model.__file__)
 LIBRARY = {"json", "math", "re", "pathlib"}
@@ -175,7 +177,7 @@ def test_the_file_stands_alone():
         return {getattr(way, "module", None) or alias.name for way in ways for alias in way.names}
 
     assert imports(tree.body) == LIBRARY
-    assert imports(ast.walk(tree)) == LIBRARY | {"safetensors.torch"}
+    assert imports(ast.walk(tree)) == LIBRARY | {"safetensors.torch", "torch", "PIL"}
 
 
 def test_an_export_has_the_file(digits_export: Path, tmp_path: Path, capsys):
@@ -221,15 +223,20 @@ def test_an_export_without_the_file_says_why(digits_export: Path, tmp_path: Path
 # --- With torch
 
 
-def their_logits(directory: Path, images: np.ndarray) -> np.ndarray:
-    """Returns the logits of images [B, height, width, C], by the file in an export."""
-    torch = pytest.importorskip("torch", reason="pip install -e '.[huggingface]'")
+def classifier(directory: Path) -> object:
+    """Returns the model by the file in an export."""
+    pytest.importorskip("torch", reason="pip install -e '.[huggingface]'")
     path = directory / "pytorch_model.py"
     spec = importlib.util.spec_from_file_location("pytorch_model", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = module.Classifier()(torch.from_numpy(images).permute(0, 3, 1, 2))
-    return found.numpy()
+    return module.Classifier()
+
+
+def their_logits(directory: Path, images: np.ndarray) -> np.ndarray:
+    """Returns the logits of images [B, height, width, C], by the file in an export."""
+    torch = pytest.importorskip("torch", reason="pip install -e '.[huggingface]'")
+    return classifier(directory)(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of torch
@@ -286,3 +293,26 @@ def test_the_file_refuses_what_it_does_not_compute(file, change, told, digits_ex
 def test_images_of_another_size_are_refused(digits_export: Path):
     with pytest.raises(ValueError, match=r"images must be \[B, 1, 8, 8\] in \[-1, 1\]"):
         their_logits(digits_export, np.zeros((1, 8, 6, 1), np.float32))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("crop", ["squash", "central"])
+def test_photos_are_prepared_as_by_ours(crop: str, digits_export: Path, tmp_path: Path):
+    """Of a photo on its side, larger and smaller than the model's images; to a few grey levels.
+
+    Ours cuts whole pixels of the resized photo, so that it may lie half a pixel aside.
+    """
+    place = shutil.copytree(digits_export, tmp_path / "export")
+    config = json.loads((place / "config.json").read_text())
+    config["augment"] |= {"eval_crop": crop, "eval_crop_fraction": 0.8, "exif_orientation": True}
+    (place / "config.json").write_text(json.dumps(config))
+    model, ours = classifier(place), open_trained(str(place))
+    for width, height in ((90, 60), (6, 7)):
+        down, right = np.mgrid[:height, :width] / max(height, width)
+        grey = np.uint8(127 + 60 * np.sin(3 * down) + 60 * np.cos(2 * right))
+        exif = Image.Exif()
+        exif[0x0112] = 6  # turned by 90 degrees
+        file = tmp_path / f"{width}.png"
+        Image.fromarray(np.stack([grey] * 3, axis=-1)).save(file, exif=exif)
+        theirs = model.prepare(Image.open(file)).numpy()[0].transpose(1, 2, 0)
+        assert np.abs(theirs * 127.5 + 127.5 - picture_of(file, ours)).max() < 6
