@@ -59,7 +59,7 @@ def few_shot(trained: Trained, shots: int) -> dict[str, Any]:
     layers = [fit(x[one], y[one], len(names)) for one in own]
     x, y, read = features_of(trained, evaluation, transform)
     x, y = x[read], y[read]
-    found = [float(np.mean(predict(x, *layer) == y)) for layer in layers]
+    found = [float(np.mean((x @ w + b).argmax(axis=1) == y)) for w, b in layers]
     mean = float(np.mean(found))
     return {
         "shots": shots,
@@ -118,15 +118,7 @@ def fit(
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-5
     columns = np.pad((x - mean) / std, ((0, 0), (0, 1)), constant_values=BIAS)
     targets = 2.0 * np.eye(num_classes)[y] - 1.0
-    n, D = columns.shape
-    if n >= D:
-        solution = np.linalg.solve(columns.T @ columns + l2 * np.eye(D), columns.T @ targets)
-    else:  # the same solution, of fewer equations
-        solution = columns.T @ np.linalg.solve(columns @ columns.T + l2 * np.eye(n), targets)
+    penalty = l2 * np.eye(columns.shape[1])
+    solution = np.linalg.solve(columns.T @ columns + penalty, columns.T @ targets)
     weights = solution[:-1] / std[:, None]
     return weights, BIAS * solution[-1] - mean @ weights
-
-
-def predict(x: np.ndarray, weights: np.ndarray, biases: np.ndarray) -> np.ndarray:
-    """Returns the class with the highest score for each row of features."""
-    return (x @ weights + biases).argmax(axis=1)
