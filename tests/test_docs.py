@@ -14,6 +14,7 @@ import pytest
 
 import widenet_jax
 from widenet_jax.config.files import load_config
+from widenet_jax.files import shipped_models
 from widenet_jax.main import flag_parser
 
 ROOT = Path(__file__).parents[1]
@@ -150,7 +151,7 @@ def test_git_ignores_the_folders_that_commands_write():
         for word in words
         if (found := re.fullmatch(r"--(?:out|workdir)=([a-z_]+)(?:/\w+)*", word))
     }
-    ours = written - {"widenet_tiny_digits"}
+    ours = written - {*shipped_models()}
     assert ours >= {"runs", "analysis"}
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert {name for name in ours if not {f"/{name}/", f"{name}/"} & {*ignored}} == set()

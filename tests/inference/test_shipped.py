@@ -1,9 +1,11 @@
 """Models that come with the package: opened by name, in float16, with a card and a hash."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
+import convergence
 import jax
 import numpy as np
 import pytest
@@ -63,6 +65,18 @@ def test_the_digits_model_reads_digits(tmp_path: Path, monkeypatch: pytest.Monke
     found = wj.load(NAME).predict([image["image"] for image in images], top=1)
     right = [top[0]["class"] == str(one["label"]) for top, one in zip(found, images, strict=True)]
     assert sum(right) >= 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in shipped_models() if "cifar10" in name])
+def test_the_accuracy_is_the_card_s(name: str, tmp_path: Path, capsys):
+    """On the 9,000 test images of WIDENET_DATA_DIR."""
+    if "WIDENET_DATA_DIR" not in os.environ:
+        pytest.skip("needs WIDENET_DATA_DIR")
+    path = convergence.packed({"test": "cifar10/test_9000.npz"}, str(tmp_path / "packed"))
+    found = answered(capsys, evaluate.main, f"--workdir={name}", f"--config.data.path={path}")
+    told = f"\n| in float16 | {found['top_1']:.2%} of {found['images']:,} images"
+    assert found["images"] == 9000 and told in (SHIPPED / name / "README.md").read_text()
 
 
 def test_a_name_is_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
