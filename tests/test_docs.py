@@ -82,6 +82,7 @@ def config_named(words: list[str]) -> str:
     text = " ".join(words)
     found = re.search(r"(configs/\S+)", text)
     config = found[1] if found else "configs/imagenet.py"
+    config = config.removesuffix(":pretrained")  # which has the fields of some model
     return config.partition(":")[0] if "--import=" in text else config  # names an own router
 
 
