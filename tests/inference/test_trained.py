@@ -79,7 +79,6 @@ def test_adapters_are_opened_as_kernels(digits_run: Path, tmp_path: Path, tie: s
         before = compiled.apply(opened.model, stored.params, inputs, train=False)[0]
         assert np.abs(found - before).max() > 0.1
     if tie == "none":
-        told = "has adapters of each step, and this run's model has others; add "
-        told += "--config.model.adapter.alpha=3.0 --config.model.adapter.rank=2 --config.model.ad"
+        told = "adapter.tie=weights; add --config.model.adapter."
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         refuses(told, load_pretrained, place, device, model=stored.config["model"], info={})

@@ -67,15 +67,8 @@ READ_LINES = {
 }
 CLASSES_SHOWN = 20
 # Names that huggingface.co has for licenses; it refuses a card with another text in that place.
-LICENSES = [
-    "apache-2.0",
-    "mit",
-    "bsd-3-clause",
-    "cc0-1.0",
-    "cc-by-4.0",
-    "cc-by-sa-4.0",
-    "cc-by-nc-4.0",
-]
+LICENSES = ("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0")
+LICENSES += ("cc-by-nc-4.0", "cc-by-nc-sa-4.0")
 
 
 def model_card(

@@ -192,11 +192,10 @@ def other_functions(
         fix = f"it is {name}: name that after the colon of --config, as :{name}"
         fix = fix if name else OWN_MODEL
         yield f"{source} has {width}={there[width]}, this run's model {here[width]}; {fix}"
-    adapter = {k: v for k, v in there.items() if k.startswith("adapter.")}
-    if adapter.get("adapter.rank") and any(here.get(k) != v for k, v in adapter.items()):
-        flags = " ".join(f"--config.model.{k}={v}" for k, v in adapter.items())
-        yield f"{source} has adapters of each step, and this run's model has others; add {flags}"
-    if odd := [name for name in CHECKED if name in differ]:
+    odd = [name for name in CHECKED if name in differ]
+    if there.get("adapter.rank"):  # of each step; those of stored kernels are in these
+        odd += [name for name in differ if name.startswith("adapter.")]
+    if odd:
         named = ", ".join(f"{name}={here[name]}" for name in odd)
         flags = " ".join(f"--config.model.{name}={there[name]}" for name in odd)
         yield f"{source} was trained with another function than this run's {named}; add {flags}"

@@ -131,8 +131,8 @@ def checked(model: Stored, place: str) -> Stored:
         for name in model.class_names
         if not is_text(name)
     )
-    own = model.config["model"].get("adapter", {}).get("tie") == "none"
-    return model if own else without_adapters(model)
+    adapter = model.config["model"].get("adapter", {})
+    return model if adapter.get("tie") == "none" else without_adapters(model)
 
 
 def without_adapters(model: Stored) -> Stored:
