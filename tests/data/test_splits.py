@@ -62,6 +62,7 @@ SETS = {
     "array_record": write_packed,
     "digits": None,
     "image_folder": write_image_folder,
+    "scores": lambda path: (path / "train.tsv").write_text("text\tscore\na\t0\nb\t1\n"),
     "squad": lambda path: (path / "train.json").write_text(json.dumps({"data": []})),
     "table": lambda path: (path / "train.tsv").write_text("text\tlabel\na\t0\n"),
     "tiny_pieces": None,

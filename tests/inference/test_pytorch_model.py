@@ -298,10 +298,7 @@ def test_images_of_another_size_are_refused(digits_export: Path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("crop", ["squash", "central"])
 def test_photos_are_prepared_as_by_ours(crop: str, digits_export: Path, tmp_path: Path):
-    """Of a photo on its side, larger and smaller than the model's images; to a few grey levels.
-
-    Ours cuts whole pixels of the resized photo, so that it may lie half a pixel aside.
-    """
+    """Of a photo on its side, larger and smaller than the model's images; to two grey levels."""
     place = shutil.copytree(digits_export, tmp_path / "export")
     config = json.loads((place / "config.json").read_text())
     config["augment"] |= {"eval_crop": crop, "eval_crop_fraction": 0.8, "exif_orientation": True}
@@ -315,4 +312,4 @@ def test_photos_are_prepared_as_by_ours(crop: str, digits_export: Path, tmp_path
         file = tmp_path / f"{width}.png"
         Image.fromarray(np.stack([grey] * 3, axis=-1)).save(file, exif=exif)
         theirs = model.prepare(Image.open(file)).numpy()[0].transpose(1, 2, 0)
-        assert np.abs(theirs * 127.5 + 127.5 - picture_of(file, ours)).max() < 6
+        assert np.abs(theirs * 127.5 + 127.5 - picture_of(file, ours)).max() <= 2

@@ -76,6 +76,8 @@ def test_adapters_are_opened_as_kernels(digits_run: Path, tmp_path: Path, tie: s
     found = compiled.apply(opened.model, opened.params, inputs, train=False)[0]
     np.testing.assert_allclose(found, wanted, atol=1e-4)
     if tie == "weights":
+        assert read.result["params"] == stored.result["params"]
+        assert read.result["params_unrolled"] == stored.result["params_unrolled"]
         before = compiled.apply(opened.model, stored.params, inputs, train=False)[0]
         assert np.abs(found - before).max() > 0.1
     if tie == "none":

@@ -92,7 +92,8 @@ def model_card(
         files = HUGGINGFACE.format(name=huggingface)
         commands = (FINETUNE,)  # no command opens this layout as a workdir
     else:
-        name, commands = record["params_file"], card.commands
+        name, pair = record["params_file"], ' --pair="Another."' * bool(info.get("pairs"))
+        commands = [line + pair * ("--text=" in line) for line in card.commands]
         files = FILES.format(params_file=name, dtype=record["dtype"], read_line=READ_LINES[name])
         files += PYTORCH if "blocks" in record else ""
     kind = what.split(":")[0]

@@ -98,15 +98,19 @@ class Classifier:
         import torch
         from PIL import Image, ImageOps
 
-        rules, size = self.config["augment"], (self.side, self.side)
+        rules, side = self.config["augment"], self.side
         photo = ImageOps.exif_transpose(photo) if rules["exif_orientation"] else photo
         photo = photo.convert("L" if self.channels == 1 else "RGB")
-        how = Image.Resampling.BOX if min(photo.size) > self.side else Image.Resampling.BILINEAR
+        size = side, side
         if rules["eval_crop"] == "central":
-            border = (1 - rules["eval_crop_fraction"]) / 2
-            photo = ImageOps.fit(photo, size, how, bleed=border)
-        pixels = torch.tensor(bytearray(photo.resize(size, how).tobytes()))
-        return pixels.reshape(1, *size, self.channels).permute(0, 3, 1, 2) / 127.5 - 1
+            short = round(side / rules["eval_crop_fraction"])
+            size = [round(x * (short / min(photo.size))) for x in photo.size]
+        shrinks = math.prod(size) < math.prod(photo.size)
+        photo = photo.resize(size, getattr(Image.Resampling, "BOX" if shrinks else "BILINEAR"))
+        left, top = ((x - side) // 2 for x in size)
+        photo = photo.crop((left, top, left + side, top + side))
+        pixels = torch.tensor(bytearray(photo.tobytes())).reshape(1, side, side, self.channels)
+        return pixels.permute(0, 3, 1, 2) / 127.5 - 1
 
     def __call__(self, images):
         """Returns logits [B, classes] of images [B, channels, side, side]."""

@@ -20,7 +20,7 @@ from widenet_jax.experiment import build_task, input_spec, model_of
 from widenet_jax.files import absolute, find_model, is_text, or_shipped, read_object
 from widenet_jax.inference.exported import RECORD, read_exported
 from widenet_jax.nn.attention.implementations import AUTO
-from widenet_jax.nn.build import parameter_shapes
+from widenet_jax.nn.build import count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.param_names import ENCODER, named_leaves
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
@@ -142,14 +142,18 @@ def without_adapters(model: Stored) -> Stored:
         return model
     from widenet_jax.nn import adapters  # most models do without
 
-    _, module, _ = build_for(ConfigDict(from_json(model.config)), model.info, model.params)
+    task, module, _ = build_for(ConfigDict(from_json(model.config)), model.info, model.params)
     fields = adapters.without(module.stack)
     changes = {"adapter": dataclasses.asdict(fields["adapter"])}
     if "loop" in fields:
         changes["loop"] = {**section["loop"], "tie": dataclasses.asdict(fields["loop"].tie)}
     encoder = jax.tree.map(np.asarray, adapters.merged(module.stack, model.params[ENCODER]))
     config = {**model.config, "model": {**section, **changes}}
-    return dataclasses.replace(model, params={**model.params, ENCODER: encoder}, config=config)
+    params, plain = {**model.params, ENCODER: encoder}, module.clone(**fields)
+    counts = {"params": count_parameters(params)}
+    counts["params_unrolled"] = count_unrolled(plain, input_spec(task))
+    result = {**model.result, **counts} if model.result else {}
+    return dataclasses.replace(model, params=params, config=config, result=result)
 
 
 def result_at(workdir: epath.Path, step: int) -> dict[str, Any]:
