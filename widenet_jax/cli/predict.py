@@ -124,6 +124,7 @@ def predict(options: Options) -> None:
     if route and result.pictures:
         drawn = [(title, picture, route(picture)) for title, picture in result.pictures]
         draw_overlay(trained, drawn, options.overlay)
+        print(f"wrote {options.overlay}", file=sys.stderr)
     rows, text = [row for row, _ in result.rows], result.text
     if options.out:
         write_predictions(rows, options.out)

@@ -79,7 +79,7 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
         another kind; or as `files.readable`.
     """
     path = readable(directory) / MANIFEST
-    advice = "write one with scripts/prepare_data.py, or choose another config.data.source"
+    advice = "write one with scripts/prepare_data.py, or choose another config.data.path or source"
     absent = f"no {MANIFEST}, so not a (finished) packed set; {advice}"
     refuse(directory, (not path.exists(), absent))
     content = read_input(path)

@@ -38,6 +38,7 @@ def test_known_columns(tmp_path: Path):
     assert source.info["pairs"] and "class_names" not in source.info
     assert source.note.splitlines()[0] == "scores from 3.8 to 5, mean 4.4"
     assert source[1]["label"] == pytest.approx(3.8) and len(source) == 2
+    refuses("no column 'scores'; there are", opened, tmp_path, label_column="scores")
 
     columns = {"sentence1": ["the", "day"], "sentence2": ["a", "a"], "label": [2.5, -1.0]}
     pq.write_table(pa.table(columns), tmp_path / "hf.parquet")

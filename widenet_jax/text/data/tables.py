@@ -317,6 +317,7 @@ def layout_of(
             problem = f"{file}: {one} and {other} are both {chosen[one]!r}"
             raise MissingColumnError(problem, one)
     if lacking := [field for field, name in chosen.items() if name and name not in columns]:
+        lacking.sort(key=lambda field: not data[field])  # the user's own names first
         problem = f"{file}: no column {chosen[lacking[0]]!r}; there are {shown(list(columns))}"
         firsts = [str(cells[0]) for cells in columns.values() if cells]
         if any("image/" in (mimetypes.guess_type(cell)[0] or "") for cell in firsts):
