@@ -13,7 +13,7 @@
 The set is the run's evaluation split unless fields change it. A classifier of images or texts is
 measured by top-1, top-5 where there are more than 5 classes, balanced accuracy (the mean over
 classes), each class, the confusions and the calibration error (15 bins). Its classes and the
-classes of the set are matched by name, or by number where those of the set are 0 to V - 1, as in
+classes of the set are matched by name, or by number where the set calls them 0 to V - 1, as in
 ImageNet-V2. A set may have fewer of them; the model may still predict the others, unless --restrict
 forbids it, as in the papers of ImageNet-A and ImageNet-R. --labels names a JSON file of sets of
 right classes (ImageNet-ReaL): an object by file name; or a list, which has ImageNet's validation
@@ -146,7 +146,7 @@ def evaluate_classifier(
     source, transform = open_source(trained)
     sets = label_sets.read_label_sets(options.labels, names, source) if options.labels else None
     known = source.labels if isinstance(source, Subset) else range(len(names))
-    if options.restrict:  # a set may name classes of which it has no image
+    if options.restrict:  # a set may name classes without an image
         known = sorted({*labels_of(source, np.arange(len(source)))})
     choices = known if options.restrict else range(len(names))
     found = classification.classify_source(trained, source, transform, choices)

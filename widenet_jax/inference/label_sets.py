@@ -93,7 +93,7 @@ def set_accuracy(
       path: of the sets, for messages.
 
     Raises:
-      BadInputError: all sets are empty, or hardly any has its example's own label.
+      BadInputError: all sets are empty, or fit the examples' own labels hardly better than chance.
     """
     read = np.flatnonzero(rows["mask"]).tolist()
     judged = [k for k in read if sets[k]]

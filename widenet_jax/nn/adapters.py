@@ -5,9 +5,9 @@
 for each kernel W of attention and feed-forward, not of routers; `config.model.adapter`. The kernels
 themselves usually stay as they are (`config.optimizer.freeze=backbone`).
 
-Differs from the paper (arXiv:2106.09685): the sum is formed once a step, where there each layer
-adds (x down) up to its output. Blocks share kernels, so one sum serves all of them, and every kind
-of feed-forward can have adapters. The function is the same.
+Differs from the paper (arXiv:2106.09685): the sum is formed once a forward pass, where there each
+layer adds (x down) up to its output. Blocks share kernels, so one sum serves all of them, and every
+kind of feed-forward can have adapters. The function is the same.
 
 With `tie="none"` the steps of a loop share W and have adapters of their own (arXiv:2410.20672):
 each has a kernel of its own while it runs, as in a stack that shares nothing.
