@@ -43,18 +43,18 @@ def rows_by_kernels(x, kernel, *, group_sizes, block_n, block_k, transpose_rhs=F
     """Computes what JAX's kernel does, with its limit; NaN in rows past the last group."""
     of_group = by_row(group_sizes, len(x))
     kernel = kernel.swapaxes(1, 2) if transpose_rhs else kernel
-    assert x.shape[1] % block_k == 0 and kernel.shape[2] % block_n == 0
+    assert len(x) % 8 == 0 and x.shape[1] % block_k == 0 and kernel.shape[2] % block_n == 0
     y = jnp.einsum("ne,nd,edf->nf", of_group, x, kernel)
     return jnp.where(of_group.any(1, keepdims=True), y, jnp.nan)
 
 
 def rows_by_rows(x, dy, *, group_sizes, block_m, block_n, **_):
-    assert x.shape[1] % block_m == 0 and dy.shape[1] % block_n == 0
+    assert len(x) % 8 == 0 and x.shape[1] % block_m == 0 and dy.shape[1] % block_n == 0
     return jnp.einsum("ne,nd,nf->edf", by_row(group_sizes, len(x)), x, dy)
 
 
 @pytest.mark.parametrize(("D", "F"), [(128, 256), (5, 130)])
-def test_columns_are_padded_and_cut_in_both_passes(monkeypatch, D: int, F: int):
+def test_arrays_are_padded_and_cut_in_both_passes(monkeypatch, D: int, F: int):
     """Groups of 4, 0 and 3 rows, and 2 rows of padding; JAX's kernels by their definition."""
     monkeypatch.setattr(ragged_dot_mgpu, "ragged_dot", rows_by_kernels)
     monkeypatch.setattr(transposed_ragged_dot_mgpu, "transposed_ragged_dot", rows_by_rows)

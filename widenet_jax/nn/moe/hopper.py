@@ -1,7 +1,8 @@
 """Products of groups of rows by JAX's kernels for Hopper GPUs, in bfloat16.
 
-The kernels take whole blocks of columns. They skip rows past the last group, whose results are then
-whatever the memory held, in the output and in the gradient of x. An empty group's gradient is 0.
+The kernels take whole blocks, to which arrays are padded with zeros. They skip rows past the last
+group, whose results are then whatever the memory held, in the output and in the gradient of x. An
+empty group's gradient is 0.
 """
 
 import jax
@@ -25,15 +26,15 @@ def grouped_product(x: Array, kernel: Array, sizes: Array) -> Array:
       kernel: [E, D, F], of x's dtype.
       sizes: [E] int32, the number of rows of each group.
     """
-    _, D, F = kernel.shape
-    d, f = -D % BLOCK, -F % BLOCK
-    x, kernel = jnp.pad(x, ((0, 0), (0, d))), jnp.pad(kernel, ((0, 0), (0, d), (0, f)))
-    return whole_blocks(x, kernel, sizes)[:, :F]
+    (N, D), F = x.shape, kernel.shape[2]
+    rows, inputs, outputs = ((0, -size % BLOCK) for size in (N, D, F))
+    x, kernel = jnp.pad(x, (rows, inputs)), jnp.pad(kernel, ((0, 0), inputs, outputs))
+    return whole_blocks(x, kernel, sizes)[:N, :F]
 
 
 @jax.custom_vjp
 def whole_blocks(x: Array, kernel: Array, sizes: Array) -> Array:
-    """Computes `grouped_product` where BLOCK divides D and F."""
+    """Computes `grouped_product` where BLOCK divides N, D and F."""
     return ragged_dot_mgpu.ragged_dot(x, kernel, group_sizes=sizes, **HOW)
 
 
