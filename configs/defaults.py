@@ -282,8 +282,8 @@ EXPERTS = {  # config.model.moe
     ),
     "dispatch": (
         "auto",
-        "auto, einsum, gather, ragged, masked: same result, different cost",
-        ("auto", "einsum", "gather", "ragged", "masked"),
+        "auto, einsum, gather, ragged, masked, hopper (H100, H200): same result, different cost",
+        ("auto", "einsum", "gather", "ragged", "masked", "hopper"),
     ),
     "activation": ("gelu_tanh", "as model.activation", ACTIVATIONS),
     "use_bias": (True, "in the experts"),

@@ -1,15 +1,22 @@
 """On an NVIDIA GPU: cuDNN's attention for odd numbers of tokens, and products of groups of rows.
 
-  python scripts/compare/gpu_kernels.py
+  python scripts/compare/gpu_kernels.py                   # all
+  python scripts/compare/gpu_kernels.py products layers   # some
 
 A JSON line for each case: milliseconds (median of five rounds of ten calls), the compiler's
 temporaries, and the difference from XLA's result in the root mean square. Attention is [B, T, N, H]
 in bfloat16, forward and backward, in the shapes of ViT-B, ViT-H and ViT-L at 384 pixels. Groups are
 R rows of E experts, [R, D] x [E, D, F], forward: as in WideNet-B, with many narrow experts, and as
 in WT-S. JAX's own kernel for Hopper is tried with several sizes of its blocks.
+
+Products are those of groups by `moe.hopper.grouped_product`, forward and backward. One group is
+empty, and a sixteenth of the rows is padding, NaN. Differences are of the output and of the
+gradients of rows and kernels. Layers are those of `benchmark.py dispatch`; differences are of the
+output and of the input's gradient, from the method `gather`.
 """
 
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,11 +26,15 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
 
 from widenet_jax.nn.attention.implementations import attend
+from widenet_jax.nn.moe.hopper import grouped_product
+from widenet_jax.ops.benchmark.feed_forward import DispatchSize, dispatch_output
 from widenet_jax.ops.benchmark.report import median_seconds
 from widenet_jax.run.kernel_trial import difference
 
 ATTENTION = ((64, 197, 12, 64), (64, 257, 16, 80), (32, 577, 16, 64))  # B, T, N, H
 GROUPS = ((25_088, 768, 4096, 4), (16_384, 1024, 128, 32), (32_768, 412, 128, 16))  # R, D, F, E
+SMALL = ((1000, 192, 320, 5), (77, 128, 128, 64))  # odd numbers of rows, groups of a row or none
+LAYERS = (DispatchSize(16, 196, 16, 4, 2, 768, 3072), DispatchSize(16, 256, 1, 32, 4, 412, 128))
 BLOCKS = ((64, 128, 64), (128, 128, 64), (128, 256, 64))  # of rows, columns, and between
 
 
@@ -32,19 +43,23 @@ def measure(case: dict[str, Any], of: Callable, *arrays: jax.Array, exact: Any =
     try:
         compiled = jax.jit(of).lower(*arrays).compile()
         result = compiled(*arrays)
-        ms = 1e3 * median_seconds(partial(compiled, *arrays), rounds=5, calls=10)
+        case = case | {"ms": 1e3 * median_seconds(partial(compiled, *arrays), rounds=5, calls=10)}
+        case["temporaries_mib"] = compiled.memory_analysis().temp_size_in_bytes / 2**20
+        case |= {} if exact is None else compared(result, exact)
     except Exception as error:  # a compiler's, in whatever class
-        print(json.dumps(case | {"error": str(error)[:200]}), flush=True)
+        print(json.dumps(case | {"error": repr(error)[:200]}), flush=True)
         return None
-    case = case | {"ms": ms}
-    case["temporaries_mib"] = compiled.memory_analysis().temp_size_in_bytes / 2**20
-    if exact is not None:
-        case["difference"] = max(map(difference, jax.tree.leaves(result), jax.tree.leaves(exact)))
     print(json.dumps(case), flush=True)
     return result
 
 
-def measure_attention(shape: tuple[int, int, int, int]) -> None:
+def compared(result: Any, exact: Any) -> dict[str, Any]:
+    """Returns the largest difference of two trees, and the difference of each array."""
+    each = list(map(difference, jax.tree.leaves(result), jax.tree.leaves(exact)))
+    return {"difference": max(each), "differences": each}
+
+
+def measure_attention(*shape: int) -> None:
     arrays = jax.random.normal(jax.random.key(0), (4, *shape)).astype(jnp.bfloat16)
     exact = None
 
@@ -77,8 +92,56 @@ def measure_groups(R: int, D: int, F: int, E: int) -> None:
         measure(case | by, hopper, rows, kernels, sizes, exact=exact)
 
 
+def measure_products(R: int, D: int, F: int, E: int) -> None:
+    keys = jax.random.split(jax.random.key(1), 4)
+    kernels = jax.random.normal(keys[0], (E, D, F), jnp.bfloat16) * D**-0.5
+    d_out = jax.random.normal(keys[1], (R, F), jnp.bfloat16)
+    group = jax.random.randint(keys[2], (R - R // 16,), 0, E - 1)
+    group += group >= E // 2  # which stays empty
+    sizes = jnp.bincount(group, length=E).astype(jnp.int32)
+    real = (jnp.arange(R) < len(group))[:, None]
+    rows = jnp.where(real, jax.random.normal(keys[3], (R, D), jnp.bfloat16), jnp.nan)
+
+    def both_ways(product: Callable, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        rows, kernels, sizes, real, d_out = arrays
+
+        def masked(rows: jax.Array, kernels: jax.Array) -> jax.Array:  # as the experts do
+            return jnp.where(real, product(jnp.where(real, rows, 0), kernels, sizes), 0)
+
+        out, pull = jax.vjp(masked, rows, kernels)
+        return out, *pull(d_out)
+
+    arrays, exact = (rows, kernels, sizes, real, d_out), None
+    for product in (jax.lax.ragged_dot, grouped_product):
+        case = {"what": "products", "shape": (R, D, F, E), "by": product.__name__}
+        found = measure(case, partial(both_ways, product), *arrays, exact=exact)
+        exact = found if exact is None else exact
+        if found is not None:
+            empty = float(jnp.abs(found[2][E // 2]).max())
+            print(json.dumps(case | {"largest_gradient_of_the_empty_group": empty}), flush=True)
+
+
+def measure_layer(*size: int) -> None:
+    outputs = {}
+    for method in ("gather", "ragged", "hopper"):
+        case = {"what": "layer", "shape": size, "by": method}
+        try:
+            outputs[method] = dispatch_output(method, DispatchSize(*size), dtype="bfloat16")
+            case |= compared(outputs[method], outputs["gather"])
+        except Exception as error:  # a compiler's, in whatever class
+            case |= {"error": repr(error)[:200]}
+        print(json.dumps(case), flush=True)
+
+
+CASES = {
+    "attention": (measure_attention, ATTENTION),
+    "groups": (measure_groups, GROUPS),
+    "products": (measure_products, GROUPS + SMALL),
+    "layers": (measure_layer, LAYERS),
+}
+
 if __name__ == "__main__":
-    for shape in ATTENTION:
-        measure_attention(shape)
-    for sizes in GROUPS:
-        measure_groups(*sizes)
+    for name in sys.argv[1:] or CASES:
+        of, shapes = CASES[name]
+        for shape in shapes:
+            of(*shape)

@@ -166,10 +166,10 @@ def device(options: Options) -> dict[str, Any]:
 
 
 def dispatch(options: Options) -> Rows:
-    from widenet_jax.nn.moe.dispatch import DISPATCHERS
+    from widenet_jax.nn.moe.dispatch import ANYWHERE
     from widenet_jax.ops.benchmark.feed_forward import DispatchSize, dispatch_row
 
-    options.method = options.method or list(DISPATCHERS)
+    options.method = options.method or list(ANYWHERE)
     return layer_rows(options, DispatchSize, dispatch_row)
 
 

@@ -276,6 +276,16 @@ def cudnn_rules(platform: str, dtype: str) -> Iterator[Row]:
     )
 
 
+def hopper_rules(kind: str, dtype: str) -> Iterator[Row]:
+    """Yields the rule of JAX's kernels for Hopper GPUs, by the device's kind."""
+    hopper = kind.startswith(("NVIDIA H", "NVIDIA GH"))  # H100, H200, GH200, ...: capability 9.0
+    yield (
+        not hopper or dtype != "bfloat16",
+        "config.model.moe.dispatch=hopper needs an NVIDIA H100 or H200 and "
+        f"config.model.dtype=bfloat16, here {kind} and {dtype}; use auto",
+    )
+
+
 @contextmanager
 def refusals_of_cudnn() -> Iterator[None]:
     """Raises BadInputError where JAX does not take these sizes, or finds no cuDNN."""

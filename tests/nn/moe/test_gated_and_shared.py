@@ -8,7 +8,7 @@ from compiled import apply, init
 from gradients import assert_gradients
 from moe_by_loops import ffn, sigmoid
 
-from widenet_jax.nn.moe.dispatch import DISPATCHERS
+from widenet_jax.nn.moe.dispatch import ANYWHERE
 from widenet_jax.nn.moe.layer import MoeLayer
 
 B, T, D, F, E, K = 2, 4, 3, 4, 3, 2
@@ -32,7 +32,7 @@ def by_loops(params: dict, x: np.ndarray) -> np.ndarray:
     return y
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in DISPATCHERS if name != "masked"]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ANYWHERE if name != "masked"]
 
 
 @pytest.mark.parametrize("use_bias", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -13,7 +13,7 @@ from reference import moe_group
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.extensions import parameters_of, try_parts
-from widenet_jax.nn.moe.dispatch import DISPATCHERS
+from widenet_jax.nn.moe.dispatch import ANYWHERE
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.nn.moe.routers.softmax import TopKRouter, route_softmax
@@ -96,10 +96,10 @@ def case(E: int, K: int) -> tuple:
 
 
 # Every dispatcher has the usual case, and one of them the small and the large; the rest are slow.
-SHORT = {*((4, 2, dispatch) for dispatch in DISPATCHERS), (1, 1, "gather"), (8, 4, "masked")}
+SHORT = {*((4, 2, dispatch) for dispatch in ANYWHERE), (1, 1, "gather"), (8, 4, "masked")}
 METHODS = [
     case if case in SHORT else pytest.param(*case, marks=pytest.mark.slow)
-    for case in ((E, K, dispatch) for dispatch in DISPATCHERS for E, K in CASES)
+    for case in ((E, K, dispatch) for dispatch in ANYWHERE for E, K in CASES)
 ]
 
 
@@ -453,7 +453,7 @@ def test_an_own_router_whose_code_fails_is_named_with_its_line(monkeypatch: pyte
         init(model, jnp.ones((2, 2, D)))
 
 
-@pytest.mark.parametrize("dispatch", DISPATCHERS)
+@pytest.mark.parametrize("dispatch", ANYWHERE)
 def test_choices_that_an_own_router_gets_wrong_are_dropped(
     dispatch: str, monkeypatch: pytest.MonkeyPatch
 ):

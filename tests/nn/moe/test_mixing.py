@@ -11,7 +11,7 @@ from moe_by_loops import ffn, softmax
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
-from widenet_jax.nn.moe.dispatch import DISPATCHERS
+from widenet_jax.nn.moe.dispatch import ANYWHERE
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.soft import SoftMoe
 
@@ -80,7 +80,7 @@ def check(layer: MoeLayer | SoftMoe, by_loops) -> tuple:
     return params, x, out
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in DISPATCHERS if name != "einsum"]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ANYWHERE if name != "einsum"]
 
 
 @pytest.mark.parametrize("dispatch", ["einsum", *OTHERS])

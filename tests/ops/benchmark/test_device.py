@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from widenet_jax.cli import benchmark
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import RunFailedError
-from widenet_jax.nn.moe.dispatch import DISPATCHERS
+from widenet_jax.nn.moe.dispatch import ANYWHERE
 from widenet_jax.ops.benchmark import device
 from widenet_jax.ops.benchmark.feed_forward import DispatchSize
 from widenet_jax.run.figures import PALETTE
@@ -39,7 +39,7 @@ def test_a_report_holds_what_was_measured_and_what_failed(
     assert all(row["rate"] > 0 and row["share"] is None for row in report["peak"])
     found = [(row["implementation"], row["hides"]) for row in report["attention"]]
     assert found == [("xla", "mask")]
-    assert [row["method"] for row in report["dispatch"]] == list(DISPATCHERS)
+    assert [row["method"] for row in report["dispatch"]] == list(ANYWHERE)
     for row in report["attention"] + report["dispatch"]:
         assert row["ms"] > 0 and row["right"] and row["difference"] < 1e-5
     (step,) = report["steps"]
@@ -54,7 +54,7 @@ def test_a_report_holds_what_was_measured_and_what_failed(
     assert failure["reason"] in page and VIT in page and "| ragged" in page
     assert (out / "device.png").stat().st_size > 0
     bars = [to_hex(bar.get_facecolor()) for axis in drawn[0].axes for bar in axis.patches]
-    assert {bar.upper() for bar in bars} <= set(PALETTE) and len(bars) == 2 + len(DISPATCHERS)
+    assert {bar.upper() for bar in bars} <= set(PALETTE) and len(bars) == 2 + len(ANYWHERE)
 
     assert benchmark.main(argv) == 2
     assert f"--out={out} exists; give a new directory" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import jax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from refusals import refused
+from refusals import refused, refuses
 
 from widenet_jax.config.files import import_file, load_config
 from widenet_jax.errors import BadInputError
@@ -158,6 +158,12 @@ def test_parameters_are_counted_without_a_gpu():
     count = size_figures(config, data_info(config), parse_planned("h100-8"))
     config.model.attention.implementation = "cudnn"
     assert size_figures(config, data_info(config), parse_planned("h100-8")) == count
+    config = load_config("configs/imagenet.py:widenet_b,depth=1")
+    config.model.moe.dispatch = "hopper"
+    figures = size_figures(config, data_info(config), parse_planned("h100-8"))
+    assert figures["params"] > 0 and figures["dispatch"]["training"] == "hopper"
+    lower = object.__new__(gpu.GpuCompiler).lower
+    refuses("dispatch=hopper is not planned: .*; plan with", lower, config, data_info(config))
 
 
 @needs_plugin

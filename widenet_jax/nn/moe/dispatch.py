@@ -9,6 +9,7 @@ method, so that no result depends on the devices; the methods draw different mas
   ragged  tokens sorted by expert, no buffers and no padding: `jax.lax.ragged_dot`.
   masked  every expert on every token, times a gate that is mostly 0: E/K times the products, but
           no sort, no buffer and no gather.
+  hopper  as ragged, by JAX's kernels for Hopper GPUs, which compute a row for its own expert alone.
 
 Shapes in the letters of `widenet_jax.typing`.
 """
@@ -21,10 +22,10 @@ from jax.sharding import PartitionSpec as P
 
 from widenet_jax.nn.moe.experts import ExpertFfn
 from widenet_jax.nn.moe.slots import capacity, choice_mask, spread
-from widenet_jax.nn.rules import UNLIMITED
+from widenet_jax.nn.rules import UNLIMITED, check_rules, hopper_rules
 from widenet_jax.nn.settings import MoeSettings
 from widenet_jax.nn.stack_settings import StackSettings
-from widenet_jax.sharding import BATCH, constrain, on_each_device
+from widenet_jax.sharding import BATCH, constrain, device_kind, on_each_device
 from widenet_jax.typing import Array, Routing
 
 # Expert buffers [E, G, C, D]: experts over their mesh axis, groups over the others.
@@ -239,6 +240,17 @@ permute.defvjp(
 )
 
 
+# --- hopper ----------------------------------------------------------------------------------
+
+
+def hopper_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity: int) -> Array:
+    """Dispatches as `ragged_dispatch`, whose products are JAX's kernels for Hopper GPUs."""
+    check_rules(hopper_rules(device_kind(), x.dtype.name))
+    from widenet_jax.nn.moe.hopper import grouped_product
+
+    return ragged_dispatch(x, routing, experts.replace(product=grouped_product), capacity=capacity)
+
+
 # --- masked ----------------------------------------------------------------------------------
 
 
@@ -261,7 +273,9 @@ DISPATCHERS: dict[str, Callable[..., Array]] = {
     "gather": gather_dispatch,
     "ragged": ragged_dispatch,
     "masked": masked_dispatch,
+    "hopper": hopper_dispatch,
 }
+ANYWHERE = ("einsum", "gather", "ragged", "masked")  # on every device, in every dtype
 
 # Tokens a group up to which one-hot products beat gathers on a TPU: the cost of a product grows
 # with the group, the cost of a gather does not. An example of ViT has 197 or 257 tokens, the

@@ -36,6 +36,7 @@ class ExpertFfn:
       drops_hidden, drops_output: whether it acts after the hidden layer, after the output layer.
       activation: a name in `nn.mlp.ACTIVATIONS`.
       output_activation: applies the activation to the output too.
+      product: of sorted rows; None is `jax.lax.ragged_dot`.
     """
 
     wi: Array
@@ -50,6 +51,7 @@ class ExpertFfn:
     output_activation: bool = flax.struct.field(pytree_node=False)
     wg: Array | None = None
     wg_bias: Array | None = None
+    product: Callable[..., Array] | None = flax.struct.field(pytree_node=False, default=None)
 
     def dropout_words(self, rows: tuple[int, ...]) -> LayerWords:
         """Draws the dropout's random words for tokens laid out as [*rows, D]."""
@@ -86,12 +88,13 @@ class ExpertFfn:
         """
         of_expert = jax.nn.one_hot(expert, sizes.shape[0])  # [N, E]
         real = (expert < sizes.shape[0])[:, None]
+        product = self.product or jax.lax.ragged_dot
 
         def dense(x: Array, of_expert: Array, kernel: Array, bias: Array | None) -> Array:
             # A ragged product may leave anything in the padding rows, forwards and backwards: even
             # NaN, which times 0 would still be NaN in the bias's gradient.
             x = jnp.where(real, x, 0)
-            y = jax.lax.ragged_dot(x, kernel.astype(x.dtype), sizes)
+            y = product(x, kernel.astype(x.dtype), sizes)
             y = jnp.where(real, y, 0)
             if bias is None:
                 return y

@@ -24,7 +24,7 @@ from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.experiment import build_experiment
 from widenet_jax.files import write_json, write_text
 from widenet_jax.nn.attention.implementations import AUTO, candidate_for
-from widenet_jax.nn.moe.dispatch import DISPATCHERS
+from widenet_jax.nn.moe.dispatch import ANYWHERE
 from widenet_jax.ops.benchmark.feed_forward import DispatchSize, dispatch_output, dispatch_row
 from widenet_jax.ops.benchmark.report import cell, chip_of, median_seconds, mfu, table
 from widenet_jax.ops.benchmark.train_step import train_step_row
@@ -160,7 +160,7 @@ def parts(sizes: Sizes, rounds: int) -> Iterator[tuple[str, str, Callable[[], di
         for name in filter(None, ("xla", candidate_for(kind, jax.default_backend()))):
             what = f"{name} {list(problem.shape)} {hides(problem)}"
             yield "attention", what.strip(), partial(attention_row, attend, problem, name)
-    for method in DISPATCHERS:
+    for method in ANYWHERE:
         yield "dispatch", method, partial(method_row, output, method, sizes, rounds)
 
 

@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import DataInfo
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refuse_value
 from widenet_jax.nn.attention.implementations import AUTO, candidate_for
 from widenet_jax.ops.plan.compile import (
     CompiledStep,
@@ -75,6 +75,9 @@ class GpuCompiler(TpuCompiler):
 
     def lower(self, config: ConfigDict, data: DataInfo) -> Any:
         """Lowers the step, with the kernel of attention that a run would try, if it can run."""
+        asked = (config.model.get("moe") or {}).get("dispatch")
+        problem = "is not planned: JAX asks the GPU itself for its cores; plan with ragged or auto"
+        refuse_value(f"config.model.moe.dispatch={asked}", (asked == "hopper", problem))
         if config.model.attention.get("implementation") == AUTO:
             kernel = candidate_for(config.model.attention, "gpu")
             try:

@@ -13,13 +13,7 @@ from widenet_jax.data.contract import DataInfo, StreamInfo
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
-from widenet_jax.nn.build import (
-    build_model,
-    count_parameters,
-    count_unrolled,
-    parameter_shapes,
-    with_implementation,
-)
+from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.nn.moe.dispatch import dispatch_methods
 from widenet_jax.nn.settings import Settings
 from widenet_jax.nn.stack_settings import UserPart
@@ -132,9 +126,10 @@ def size_figures(
 ) -> dict[str, Any]:
     """Returns the figures that need no compilation."""
     task = build_task(config, data)
-    model, inputs = build_model(config.model, **task.model_fields), input_spec(task)
-    if "implementation" in config.model.attention:
-        model = with_implementation(model, "xla")  # cudnn would ask for a GPU
+    model, counted = (
+        build_model(of, **task.model_fields) for of in (config.model, without_kernels(config.model))
+    )
+    inputs = input_spec(task)
     flops = train_flops(config.model, inputs, **task.model_fields)
     sizes = {"batch_size": config.batch_size, "num_examples": data.num_examples}
     carry = task.carry_spec(config.batch_size).values()
@@ -146,8 +141,8 @@ def size_figures(
         "unit": task.unit,
         "batch_size": config.batch_size,
         "examples_per_core": config.batch_size / topology.num_cores,
-        "params": count_parameters(parameter_shapes(model, inputs)),
-        "params_unrolled": count_unrolled(model, inputs),
+        "params": count_parameters(parameter_shapes(counted, inputs)),
+        "params_unrolled": count_unrolled(counted, inputs),
         "carry_gib": carried / topology.num_devices / GIB,
         "gflops_per_example": flops / 1e9,
         "dispatch": dispatch_methods(
@@ -156,6 +151,16 @@ def size_figures(
         "limit_ms": 1e3 * flops * config.batch_size / topology.peak_flops,
         "steps": to_steps(config.duration, field="config.duration", **sizes),
     }
+
+
+def without_kernels(model: ConfigDict) -> ConfigDict:
+    """Returns the config of an equal model that asks for no GPU, as cudnn and hopper would."""
+    plain = ConfigDict(model.to_dict())
+    if "implementation" in plain.attention:
+        plain.attention.implementation = "xla"
+    if plain.get("moe"):
+        plain.moe.dispatch = "auto"
+    return plain
 
 
 def time_figures(
