@@ -6,10 +6,13 @@ Without a name it draws all. The other pictures there come from runs, by the com
 """
 
 import csv
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from widenet_jax.ops.sweep.seeds import mean_of, std_of
 from widenet_jax.papers import contrasts, forced_routing
@@ -61,6 +64,51 @@ def draw_routing(name: str) -> None:
         found |= {key: [float(of[0][f"{one}_percent"]) / 100] for key, one in shares.items()}
         rows.append(found)
     forced_routing.draw(EXPERIMENTS[name], rows, FIGURES / f"{name}.png")
+
+
+def draw_claims(name: str) -> None:
+    """Draws the contrasts of WideNet's claims, learning curves, and how evenly experts are used."""
+    experiment, runs = EXPERIMENTS[name], [*map(json.loads, (LOG / f"{name}.jsonl").open())]
+    rows: dict[str, dict[int, dict]] = {row.label: {} for row in experiment.rows}
+    few = {row.variant: row.label for row in experiment.rows if "5,000" in row.label}
+    all_of = {row.variant: row.label for row in experiment.rows if "5,000" not in row.label}
+    for run in runs:
+        labels = few if "--config.data.train_split=train[:5000]" in run["fields"] else all_of
+        seed = next(int(f.split("=")[1]) for f in run["fields"] if f.startswith("--config.seed="))
+        rows[labels[run["config"].split(":")[1]]][seed] = run
+    scored = [
+        {
+            "label": label,
+            "by_seed": {seed: 100 * run["result"]["test_accuracy"] for seed, run in of.items()},
+        }
+        for label, of in rows.items()
+    ]
+    contrasts.draw(
+        experiment, contrasts.contrasts_of(experiment, scored), FIGURES / f"{name}_contrasts.png"
+    )
+    figure, axes = subplots(1, 2, size=(12, 4.8))
+    colours = {label: PALETTE[index] for index, label in enumerate(all_of.values())}
+    for label, of in rows.items():
+        whole, _, amount = label.partition(", 5,000")
+        style = {"color": colours[whole], "ls": "--" if amount else "-", "label": label}
+        curves = np.array([[e["accuracy"] for e in run["evaluations"]] for run in of.values()])
+        images = [128 * e["step"] / 1000 for e in next(iter(of.values()))["evaluations"]]
+        axes[0].plot(images, 100 * curves.mean(axis=0), marker="o", markersize=3, **style)
+        loads = [run["load"] for run in of.values() if run["load"]]
+        if loads and not amount:
+            cv = np.std(loads, axis=2) / np.mean(loads, axis=2)  # [seeds, blocks]
+            places = np.arange(12) if len(cv[0]) == 12 else np.linspace(1, 11, len(cv[0]))
+            places = places if len(cv[0]) > 1 else [0]
+            axes[1].plot(places, cv.mean(axis=0), marker="o", **style)
+            axes[1].fill_between(
+                places, cv.min(axis=0), cv.max(axis=0), alpha=0.15, color=colours[whole]
+            )
+    axes[0].set(xlabel="images seen, thousands", ylabel="test accuracy, %")
+    axes[1].set(xlabel="block", ylabel="load CV of four experts (0: all alike)", ylim=(0, None))
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    save(figure, FIGURES / f"{name}_curves.png")
 
 
 def draw_beside_paper(name: str, of: str, title: str, label: str, paper: str, ours: str) -> None:
@@ -157,6 +205,7 @@ def draw_experts(name: str) -> None:
 
 
 DRAWN: dict[str, Callable[[str], None]] = {
+    "claims": draw_claims,
     "loops_value": draw_loops,
     "loops_own": draw_loops,
     "loops_routing": draw_routing,
