@@ -10,7 +10,7 @@ R rows of E experts, [R, D] x [E, D, F], forward: as in WideNet-B, with many nar
 in WT-S. JAX's own kernel for Hopper is tried with several sizes of its blocks.
 
 Products are those of groups by `moe.hopper.grouped_product`, forward and backward. One group is
-empty, and a sixteenth of the rows is padding, NaN. Differences are of the output and of the
+empty, and a sixteenth of the rows is padding. Differences are of the output and of the
 gradients of rows and kernels. Layers are those of `benchmark.py dispatch`; differences are of the
 output and of the input's gradient, from the method `gather`.
 """

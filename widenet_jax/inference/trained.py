@@ -16,11 +16,11 @@ from widenet_jax.config.files import from_json
 from widenet_jax.config.imports import import_remembered
 from widenet_jax.data.contract import OF_THE_RUN, DataInfo
 from widenet_jax.errors import raise_first, refuse
-from widenet_jax.experiment import build_task, input_spec, model_of
+from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.files import absolute, find_model, is_text, or_shipped, read_object
 from widenet_jax.inference.exported import RECORD, read_exported
 from widenet_jax.nn.attention.implementations import AUTO
-from widenet_jax.nn.build import count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.param_names import ENCODER, named_leaves
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
@@ -62,11 +62,16 @@ def build_for(
     """Returns the task and the model of a stored config, and the shapes of its parameters.
 
     `implementation: auto` of attention is xla: only a run measures whether a kernel is right.
+    `dispatch: hopper` is ragged, of the same results: an opened model runs on any device.
     """
     example = resolve(task_spec(config.task.name).example)(config, params)
     task = build_task(config, DataInfo(0, example, info))
-    automatic = config.model.attention.get("implementation") == AUTO
-    model = model_of(config, task, "xla" if automatic else None)
+    anywhere = ConfigDict(config.model.to_dict())
+    if anywhere.attention.get("implementation") == AUTO:
+        anywhere.attention.implementation = "xla"
+    if (anywhere.get("moe") or {}).get("dispatch") == "hopper":
+        anywhere.moe.dispatch = "ragged"
+    model = build_model(anywhere, **task.model_fields)
     return task, model, parameter_shapes(model, input_spec(task))
 
 

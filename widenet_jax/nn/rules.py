@@ -282,7 +282,7 @@ def hopper_rules(kind: str, dtype: str) -> Iterator[Row]:
     yield (
         not hopper or dtype != "bfloat16",
         "config.model.moe.dispatch=hopper needs an NVIDIA H100 or H200 and "
-        f"config.model.dtype=bfloat16, here {kind} and {dtype}; use auto",
+        f"config.model.dtype=bfloat16, here {kind} and {dtype}; use ragged or auto",
     )
 
 

@@ -11,7 +11,8 @@ from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu, transposed_ragged_d
 
 from widenet_jax.typing import Array
 
-# Measured to be right; with block_n=256 a result was wrong by 4%, see docs/log/gpu_kernels.md.
+# Measured to be right. JAX's forward kernel does not check that block_n divides F: with 256 and
+# F = 128 a result was wrong by 4%, see docs/log/gpu_kernels.md.
 BLOCK = 128
 HOW = {"block_m": BLOCK, "block_n": BLOCK, "block_k": 64}
 HOW |= {"max_concurrent_steps": 4, "grid_block_n": 1}
@@ -21,8 +22,8 @@ def grouped_product(x: Array, kernel: Array, sizes: Array) -> Array:
     """Multiplies rows by their group's kernel, as `jax.lax.ragged_dot`: [N, D] to [N, F].
 
     Args:
-      x: [N, D], sorted by group. Rows past the last group must be finite, and so must their
-        gradients of the output: a kernel multiplies them by 0.
+      x: [N, D], sorted by group. All of it must be finite, and so must the output's gradient: a
+        kernel multiplies rows of other groups, and those past the last, by 0.
       kernel: [E, D, F], of x's dtype.
       sizes: [E] int32, the number of rows of each group.
     """
