@@ -15,7 +15,7 @@ size of its images:
   python -m widenet_jax.main --config=configs/finetune.py:pretrained --workdir=runs/mine \
       --config.data.path=photos --config.init_from=runs/pretrained
 
-For Google's, timm's and Hugging Face's ViT name the model instead, as in finetune.py:vit_b.
+That may be a ViT of Google, timm or Hugging Face, too.
 
 Cost: 273 photos took 2 min 38 s on 2 CPU cores (2026-11-22, with the command at the top), 80
 photos a second. Paper: not an experiment of the paper. Ours: depends on your photos.

@@ -3,14 +3,17 @@
 import json
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import numpy as np
+import pytest
 import safetensors.numpy
 from inference import reference_vit as reference
 from inference.ours import our_vit
 from refusals import refuses
 
+from configs import cifar10, finetune
 from configs.variants import model_section
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.inference.pretrained import (
@@ -21,6 +24,7 @@ from widenet_jax.inference.pretrained import (
     load_pretrained,
     other_functions,
 )
+from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.nn.build import parameter_shapes
 
 FULL = {"name": "full", "head_dim": 0}  # attention of N heads of size D / N
@@ -167,6 +171,23 @@ def test_public_weights_into_a_new_model_at_another_size(tmp_path):
     assert "pre_logits" not in new and not new["head"]["kernel"].any()
     kernel = new["encoder"]["block_01_mlp"]["wi"]["kernel"]
     np.testing.assert_array_equal(kernel, vit.blocks[1]["wi_kernel"])
+
+
+@pytest.mark.parametrize("module", [cifar10, finetune])
+def test_the_variant_pretrained_takes_public_weights(module: ModuleType, tmp_path):
+    """Their sizes, what they compute and the size of their images: no flag has to repeat it."""
+    vit = reference.random_vit()
+    np.savez(tmp_path / "vit.npz", **reference.google_names(vit))
+    write_huggingface(tmp_path / "hf", vit, hidden_act="gelu", layer_norm_eps=1e-12)
+    for name, activation, epsilon in (("vit.npz", "gelu_tanh", 1e-6), ("hf", "gelu", 1e-12)):
+        place = str(tmp_path / name)
+        config = set_fields(module.get_config("pretrained"), [f"--config.init_from={place}"])
+        model = config.model.to_dict()
+        assert (model["activation"], model["norm_epsilon"]) == (activation, epsilon)
+        sizes = (model["embed_dim"], model["mlp_dim"], model["patch_size"])
+        assert sizes == (reference.D, reference.F, reference.P)
+        assert config.data.image_size == reference.SIDE * reference.P
+        load_pretrained(place, DEVICE, model=model, info={})  # it refuses what computes otherwise
 
 
 def test_what_is_no_model(tmp_path):

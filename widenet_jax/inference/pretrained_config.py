@@ -1,6 +1,7 @@
 """Replaces `config.model.name="pretrained"` by the section `config.model` of a pretrained model.
 
-Reads JSON alone: neither parameters nor JAX are loaded, so that a mistake is answered at once.
+Reads JSON alone, so that a mistake is answered at once; of public vision transformers also the
+weights, whose shapes are their sizes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,6 @@ PLAIN = sizes.FFNS["dense"]
 PRETRAINED = "pretrained"
 INIT_FROM = "--config.init_from="
 WIDTH = "--config.model.mlp_dim="
-NAME_MODEL = (
-    "name the model in --config=FILE:VARIANT, as in configs/finetune.py:vit_b for a ViT-B of "
-    "Google (.npz), timm or Hugging Face"
-)
 
 
 def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -> ConfigDict:
@@ -113,24 +110,19 @@ def recipe_of(pretrained: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
 
 
 def pretrained_sections(place: str) -> Mapping[str, Any]:
-    """Reads the config of a run or an export, or "model" alone of Hugging Face's BERT and ALBERT.
+    """Reads the config of a run or an export; of public weights "model" alone, or with "data".
 
     Raises:
-      BadInputError: `place` is empty, holds no such model, or its config.json is damaged.
+      BadInputError: `place` is empty, holds no such model, or one of its files is damaged.
     """
     needs = (
-        "needs the model to start from: add --config.init_from=DIR of a run, an export or a "
-        "Hugging Face model, or name a model in --config=FILE:VARIANT"
+        "needs the model to start from: add --config.init_from=DIR of a run, an export or public "
+        "weights, or name a model in --config=FILE:VARIANT"
     )
     if not place:
         raise BadInputError(f"config.model.name=pretrained {needs}")
     file = config_file(find_model(place)[0])
-    lacks = (
-        "no config.json there; give the workdir of a training run, a directory that "
-        f"scripts/export.py wrote, or one of Hugging Face's BERT or ALBERT{or_shipped(place)}; or "
-    )
-    refuse(f"config.init_from={place}", (not file.exists(), lacks + NAME_MODEL))
-    content = read_json(file)
+    content = read_json(file) if file.exists() else {}
     content = content if isinstance(content, Mapping) else {}
     if isinstance(content.get("model"), Mapping):
         return from_json(content)
@@ -138,10 +130,17 @@ def pretrained_sections(place: str) -> Mapping[str, Any]:
         section = spec.section and resolve(spec.section)(content, source=str(file))
         if section:
             return {"model": section}
-    raise BadInputError(
-        f"{file} describes no model of ours, no BERT and no ALBERT (model_type="
-        f"{content.get('model_type')!r}); {NAME_MODEL}"
+    from widenet_jax.inference.pretrained import read_public, weight_files
+
+    source, files = f"config.init_from={place}", weight_files(absolute(place))
+    lacks = (
+        "no model there; give the workdir of a training run, a directory that scripts/export.py "
+        f"wrote, or public weights of a ViT, BERT or ALBERT{or_shipped(place)}"
     )
+    refuse(source, (not files, lacks))
+    params, fields, _ = read_public(files, source=source)
+    config = resolve(model_spec(fields["name"]).usable)(place, params, fields)[0]
+    return config.to_dict() | {"model": config.model.to_dict() | {"dtype": "bfloat16"}}
 
 
 def config_file(place: str) -> epath.Path:
