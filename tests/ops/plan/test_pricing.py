@@ -387,6 +387,7 @@ def test_a_collective_that_fusions_carry_counts_once():
         ("replica_groups=[4,2]<=[8]", 2),
         ("replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}", 4),
         ("replica_groups=mesh['data'=2,'fsdp'=4] {'data','fsdp'}", 8),
+        ("replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", 4),
         ("", 8),
     ],
 )

@@ -440,7 +440,7 @@ def group_size(instruction: Instruction, topology: Topology) -> int:
         return match[1].count(",") + 1
     if match := re.search(r"replica_groups=\[\d+,(\d+)\]<=", text):
         return int(match[1])
-    if match := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", text):
+    if match := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
         return math.prod(sizes[name] for name in re.findall(r"'(\w+)'", match[2]))
     return topology.num_devices
