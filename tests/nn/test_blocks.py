@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from compiled import apply, equations_in
 
+from widenet_jax.nn import blocks
 from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.loop_settings import LoopSettings, Tie
 from widenet_jax.nn.mlp import Mlp
 from widenet_jax.nn.stack_settings import block_indices
+from widenet_jax.sharding import BATCH, build_mesh
 
 DEPTH, D, T = 3, 8, 5
 MOE = {
@@ -213,3 +215,29 @@ def test_every_block_routes_by_its_own_random_numbers():
     assert first.sum() == second.sum() == X.shape[0] * T * 2
     assert (first != second).any()
     assert aux["sums"]["entropy"][0] != aux["sums"]["entropy"][1]
+
+
+def test_on_gpus_the_stream_lies_by_rows(monkeypatch: pytest.MonkeyPatch):
+    """After each branch, and its gradient; nothing without a mesh, as where a model is exported."""
+    model = encoder(depth=1)
+    params, x = init(model), jnp.tile(X, (2, 1, 1))
+
+    def loss(params: dict, x: jax.Array) -> jax.Array:
+        return (model.apply({"params": params}, x, train=True)[0] ** 2).sum()
+
+    def gradient() -> tuple:
+        lowered = jax.jit(jax.grad(loss, argnums=(0, 1)), in_shardings=(None, BATCH)).lower(
+            params, x
+        )
+        return lowered.as_text().count("@LayoutConstraint"), lowered.compile()(params, x)
+
+    with jax.set_mesh(build_mesh({"fsdp": -1, "expert": 1}, jax.devices())):
+        constraints, elsewhere = gradient()
+        assert constraints == 0
+        monkeypatch.setattr(blocks, "platform", lambda: "gpu")
+        constraints, ours = gradient()
+        assert constraints == 4
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), ours, elsewhere
+    )
+    assert blocks.by_examples(x) is x

@@ -11,6 +11,7 @@ from functools import partial
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from widenet_jax.nn.loop import Step, run_order
 from widenet_jax.nn.module import Module
@@ -26,7 +27,7 @@ from widenet_jax.nn.parts import (
 )
 from widenet_jax.nn.stack_settings import StackSettings
 from widenet_jax.param_names import ADAPTER, NORM_OUT
-from widenet_jax.sharding import BATCH, constrain, platform
+from widenet_jax.sharding import on_each_device, platform
 from widenet_jax.typing import Array
 
 
@@ -146,12 +147,17 @@ class Blocks(Module):
 
 
 def by_examples(x: Array) -> Array:
-    """Shards x, and its gradient, over examples where the devices are GPUs.
+    """Shards x [B, T, D] and its gradient over examples, in row-major layout, on a mesh of GPUs.
 
     Their compiler would shard the gradient as the parameters, over `fsdp`, and exchange it several
-    times a block (docs/log/plans_gpu.md).
+    times a block. It would also lay out both with the examples innermost, and transpose them before
+    and after the products (docs/log/plans_gpu.md).
     """
-    return constrain(x, BATCH) if platform() == "gpu" else x
+    if platform() != "gpu" or jax.sharding.get_abstract_mesh().empty:
+        return x
+    rows = Layout((0, 1, 2))
+    # On each device: the partitioner would gather x for a constraint of its layout.
+    return on_each_device(lambda _, x: with_layout_constraint(x, rows), None, x)
 
 
 def residual(y: Array, step: Step, drops: Drops | None, branch: int) -> Array:
