@@ -3,7 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from compiled import equations_in
 
+from widenet_jax.nn import mlp
 from widenet_jax.nn.mlp import ACTIVATIONS, gelu_tanh
 
 X = jnp.linspace(-12, 12, 4801)
@@ -25,6 +28,26 @@ def test_bfloat16_is_rounded_once():
     (dx,), (dx_exact,) = pull(jnp.ones_like(x)), pull_exact(jnp.ones_like(exact))
     assert dx.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.float32(dx), dx_exact, rtol=2**-8, atol=1e-5)
+
+
+def test_on_gpus_the_gradient_hides_its_slope_and_itself(monkeypatch: pytest.MonkeyPatch):
+    """Not the argument, which would then be stored apart from the product that it is made of."""
+    x, dy = X.astype(jnp.bfloat16), jnp.cos(X).astype(jnp.bfloat16)
+
+    def gradient() -> tuple[list, jax.Array]:
+        def pull(x: jax.Array, dy: jax.Array) -> jax.Array:
+            return jax.vjp(gelu_tanh, x)[1](dy)[0]
+
+        every = equations_in(jax.make_jaxpr(pull)(x, dy).jaxpr)
+        barriers = (one for one in every if one.primitive.name == "optimization_barrier")
+        return [one.outvars[0].aval.shape for one in barriers], pull(x, dy)
+
+    hidden, elsewhere = gradient()
+    assert hidden == []
+    monkeypatch.setattr(mlp, "platform", lambda: "gpu")
+    hidden, ours = gradient()
+    assert hidden == [(), x.shape]
+    np.testing.assert_array_equal(ours, elsewhere)
 
 
 def test_gelu_is_the_exact_form():

@@ -1,12 +1,16 @@
 """Linear maps agree with `nn.Dense`; gradients of parameters are summed in float32."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import equations_in
 
-from widenet_jax.nn.dense import Dense, linear
+from widenet_jax.nn import dense
+from widenet_jax.nn.dense import Dense, kernel_gradient, linear
 from widenet_jax.sharding import BATCH, build_mesh
 
 
@@ -73,3 +77,37 @@ def test_devices_gradients_add_up_in_float32(fsdp: int):
     rounded = jnp.asarray(of_device, jnp.bfloat16).astype(jnp.float32).sum(0)
     np.testing.assert_allclose(ours, rounded, rtol=1e-5, atol=1e-5)
     assert np.abs(ours - of_device.sum(0)).max() > 1e-3  # so the devices' products are rounded
+
+
+@pytest.mark.parametrize(
+    ("spec", "x_shape", "dy_shape", "summed", "batch"),
+    [
+        ("btd,df->btf", (8, 3, 4), (8, 3, 5), (1,), (0,)),
+        ("egci,eio->egco", (4, 8, 3, 5), (4, 8, 3, 6), (2,), (0, 1)),
+        ("bsxf,xfd->bsxd", (8, 3, 2, 4), (8, 3, 2, 5), (1,), (0, 2)),
+        ("btnh,mnh->bntm", (8, 3, 2, 4), (8, 2, 3, 5), (1, 3), (0, 2)),  # dy's are apart
+    ],
+)
+@pytest.mark.parametrize("expert", [1, 2])
+def test_on_gpus_a_product_sums_over_one_axis(
+    spec: str,
+    x_shape: tuple,
+    dy_shape: tuple,
+    summed: tuple,
+    batch: tuple,
+    expert: int,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The experts stay the first axis: then XLA copies no operand."""
+    monkeypatch.setattr(dense, "platform", lambda: "gpu")
+    x, dy = (jax.random.normal(jax.random.key(0), shape) for shape in (x_shape, dy_shape))
+    gradient = jax.jit(partial(kernel_gradient, spec))
+    with jax.set_mesh(build_mesh({"fsdp": -1, "expert": expert}, jax.devices())):
+        every = equations_in(jax.make_jaxpr(gradient)(x, dy).jaxpr)
+        (product,) = (one for one in every if one.primitive.name == "dot_general")
+        ours = gradient(x, dy)
+    (axes, _), (shared, _) = product.params["dimension_numbers"]
+    assert (tuple(axes), tuple(shared)) == (summed, batch)
+    of_x, of_kernel, of_y = spec.replace("->", ",").split(",")
+    exact = np.einsum(f"{of_x},{of_y}->{of_kernel}", np.float64(x), np.float64(dy))
+    np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-5)

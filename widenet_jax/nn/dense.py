@@ -110,14 +110,21 @@ def kernel_gradient(spec: str, x: Array, dy: Array) -> Array:
         if of_kernel == of_x[0] + of_x[-1] + of_y[-1] and len(x) <= UNROLLED_EXPERTS:
             return jnp.stack(list(map(_product_of_matrices, x, dy)))
 
-    def split(z: Array) -> Array:
-        return z.reshape(*z.shape[:axis], shares, -1, *z.shape[axis + 1 :])
+    summed, place = batch, 0
+    if platform() == "gpu":  # sum over one axis, after the experts: else XLA transposes x by a copy
+        every = "".join(letter for letter in of_x if letter not in of_kernel)
+        summed, place = every if every in of_x and every in of_y else batch, axis
 
-    of_x, of_y = (letters.replace(batch, f"z{batch}") for letters in (of_x, of_y))
-    products = jnp.einsum(f"{of_x},{of_y}->z{of_kernel}", split(x), split(dy))
+    def split(z: Array) -> Array:
+        return z.reshape(*z.shape[:axis], shares, -1, *z.shape[axis + len(summed) :])
+
+    of_x, of_y = (letters.replace(summed, f"z{batch}") for letters in (of_x, of_y))
+    of_products = f"{of_kernel[:place]}z{of_kernel[place:]}"
+    products = jnp.einsum(f"{of_x},{of_y}->{of_products}", split(x), split(dy))
     if shares > 1:
-        products = constrain(products, P(SPLIT[batch], *map(SPLIT.get, of_kernel)))
-    return products.astype(jnp.float32).sum(0)
+        axes = SPLIT | {"z": SPLIT[batch]}
+        products = constrain(products, P(*map(axes.get, of_products)))
+    return products.astype(jnp.float32).sum(place)
 
 
 def _product_of_matrices(x: Array, dy: Array) -> Array:

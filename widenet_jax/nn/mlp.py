@@ -94,30 +94,30 @@ def gelu_tanh(x: Array) -> Array:
 
 def _forward(x: Array) -> tuple[Array, Array]:
     z, inner = _inner(x)
-    return (z * (0.5 + 0.5 * jnp.tanh(inner))).astype(x.dtype), apart(x)
-
-
-def apart(x: Array) -> Array:
-    """Keeps a GPU's compiler from using one float32 array on both sides of `x`.
-
-    It would store the tanh of the forward pass for the gradient, and the gradient unrounded for the
-    bias's sum: twice the bytes of x each (docs/log/plans_gpu.md).
-    """
-    return jax.lax.optimization_barrier(x) if platform() == "gpu" else x
+    return (z * (0.5 + 0.5 * jnp.tanh(inner))).astype(x.dtype), x
 
 
 def _backward(x: Array, dy: Array) -> tuple[Array]:
-    z, inner = _inner(x)
+    z, inner = _inner(x, apart(SLOPE))
     t = jnp.tanh(inner)
     steepness = 1.5 * inner - SLOPE * z  # z/2 times the derivative of `inner`
     slope = (1 + t) * (0.5 + steepness * (1 - t))
     return (apart((dy.astype(jnp.float32) * slope).astype(x.dtype)),)
 
 
-def _inner(x: Array) -> tuple[Array, Array]:
+def apart(x: Array | float) -> Array | float:
+    """Hides the source of x from a GPU's compiler, so that it stores no float32 array.
+
+    It would store the tanh of the forward pass for the gradient, which computes it from the same
+    constant, and the gradient unrounded for the bias's sum (docs/log/plans_gpu.md).
+    """
+    return jax.lax.optimization_barrier(x) if platform() == "gpu" else x
+
+
+def _inner(x: Array, slope: Array | float = SLOPE) -> tuple[Array, Array]:
     """Returns x in float32, and the argument of the tanh."""
     z = x.astype(jnp.float32)
-    return z, z * (SLOPE + (SLOPE * CUBE) * (z * z))
+    return z, z * (slope + (SLOPE * CUBE) * (z * z))
 
 
 gelu_tanh.defvjp(_forward, _backward)
