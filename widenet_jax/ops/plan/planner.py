@@ -126,9 +126,7 @@ def size_figures(
 ) -> dict[str, Any]:
     """Returns the figures that need no compilation."""
     task = build_task(config, data)
-    model, counted = (
-        build_model(of, **task.model_fields) for of in (config.model, without_kernels(config.model))
-    )
+    model = build_model(without_kernels(config.model), **task.model_fields)
     inputs = input_spec(task)
     flops = train_flops(config.model, inputs, **task.model_fields)
     sizes = {"batch_size": config.batch_size, "num_examples": data.num_examples}
@@ -141,8 +139,8 @@ def size_figures(
         "unit": task.unit,
         "batch_size": config.batch_size,
         "examples_per_core": config.batch_size / topology.num_cores,
-        "params": count_parameters(parameter_shapes(counted, inputs)),
-        "params_unrolled": count_unrolled(counted, inputs),
+        "params": count_parameters(parameter_shapes(model, inputs)),
+        "params_unrolled": count_unrolled(model, inputs),
         "carry_gib": carried / topology.num_devices / GIB,
         "gflops_per_example": flops / 1e9,
         "dispatch": dispatch_methods(
@@ -158,8 +156,8 @@ def without_kernels(model: ConfigDict) -> ConfigDict:
     plain = ConfigDict(model.to_dict())
     if "implementation" in plain.attention:
         plain.attention.implementation = "xla"
-    if plain.get("moe"):
-        plain.moe.dispatch = "auto"
+    if (plain.get("moe") or {}).get("dispatch") == "hopper":
+        plain.moe.dispatch = "ragged"
     return plain
 
 
