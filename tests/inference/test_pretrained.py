@@ -188,6 +188,13 @@ def test_the_variant_pretrained_takes_public_weights(module: ModuleType, tmp_pat
         assert sizes == (reference.D, reference.F, reference.P)
         assert config.data.image_size == reference.SIDE * reference.P
         load_pretrained(place, DEVICE, model=model, info={})  # it refuses what computes otherwise
+    (tmp_path / "config.json").write_text("{")  # of something else: an .npz is described by itself
+    flags = [f"--config.init_from={tmp_path / 'vit.npz'}"]
+    assert set_fields(module.get_config("pretrained"), flags).model.embed_dim == reference.D
+    arrays = reference.google_names(vit)
+    np.savez(tmp_path / "vit.npz", **{k: v for k, v in arrays.items() if "MlpBlock" not in k})
+    told = "block_00_mlp is missing from the weights; download all of their files$"
+    refuses(told, set_fields, module.get_config("pretrained"), flags)
 
 
 def test_what_is_no_model(tmp_path):

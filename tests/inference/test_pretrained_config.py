@@ -166,12 +166,12 @@ def test_the_command_line_of_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no model there; give the workdir of a training run"),
+        (None, "no model and no weights there; give the workdir of a"),
         ("{", "Expecting property name"),
         ("[" * 100_000, r"config\.json: nested too deep"),
         ("[]", "or public weights of a ViT, BERT or ALBERT, or"),
-        ('{"model_type": "vit"}', "no model there; give the workdir of a training run"),
-        ('{"model_type": "roberta"}', "no model there; give the workdir of a training run"),
+        ('{"model_type": "vit"}', "no model and no weights there; give the workdir of a"),
+        ('{"model_type": "roberta"}', "no model and no weights there; give the workdir of a"),
         ('{"model_type": "albert", "num_hidden_groups": 4}', "num_hidden_groups=4 of 12 layers"),
         ('{"model_type": "bert", "hidden_size": "wide"}', "hidden_size='wide' is not a number"),
         ('{"model_type": "bert", "hidden_size": 8.5}', "hidden_size=8.5 is not a number"),

@@ -122,7 +122,8 @@ def pretrained_sections(place: str) -> Mapping[str, Any]:
     if not place:
         raise BadInputError(f"config.model.name=pretrained {needs}")
     file = config_file(find_model(place)[0])
-    content = read_json(file) if file.exists() else {}
+    beside = absolute(place).suffix != ".npz"  # else Google's, whose config.json is none of its own
+    content = read_json(file) if beside and file.exists() else {}
     content = content if isinstance(content, Mapping) else {}
     if isinstance(content.get("model"), Mapping):
         return from_json(content)
@@ -134,8 +135,8 @@ def pretrained_sections(place: str) -> Mapping[str, Any]:
 
     source, files = f"config.init_from={place}", weight_files(absolute(place))
     lacks = (
-        "no model there; give the workdir of a training run, a directory that scripts/export.py "
-        f"wrote, or public weights of a ViT, BERT or ALBERT{or_shipped(place)}"
+        "no model and no weights there; give the workdir of a training run, a directory that "
+        f"scripts/export.py wrote, or public weights of a ViT, BERT or ALBERT{or_shipped(place)}"
     )
     refuse(source, (not files, lacks))
     params, fields, _ = read_public(files, source=source)

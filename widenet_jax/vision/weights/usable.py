@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax import param_names
 from widenet_jax.config.imports import configs_module
+from widenet_jax.errors import refuse
 from widenet_jax.vision.weights.huggingface import square_side
 
 
@@ -18,15 +19,22 @@ def usable(
     The shapes decide the sizes. Images have the size of the positions, and are resized whole.
     Classes are named by their numbers. Without a head there is one class without a name, of which
     no prediction is made (`trained.classifier`); features can be read.
+
+    Raises:
+      BadInputError: a part of the model is missing.
     """
-    kernel, encoder = params["embed"]["projection"]["kernel"], params[param_names.ENCODER]
+    mlp, encoder = param_names.block_part(0, "mlp"), params.get(param_names.ENCODER, {})
+    there = {"embed": params, "position": params, mlp: encoder}
+    lacks = "is missing from the weights; download all of their files"
+    refuse(place, *((part not in parts, f"{part} {lacks}") for part, parts in there.items()))
+    kernel = params["embed"]["projection"]["kernel"]
     blocks = {param_names.split_block_part(name)[0] for name in encoder} - {None}
     has_token, rows = "cls_token" in params["position"], params["position"]["position_embedding"]
     model = configs_module("variants").model_section("vit_b") | fields
     model["loop"] = model["loop"] | {"core": ((len(blocks), 1),)}
     model |= {
         "embed_dim": kernel.shape[-1],
-        "mlp_dim": encoder[param_names.block_part(0, "mlp")]["wi"]["kernel"].shape[-1],
+        "mlp_dim": encoder[mlp]["wi"]["kernel"].shape[-1],
         "patch_size": len(kernel),
         "cls_token": "learned" if has_token else "none",
         "pool": "token" if has_token else "mean",
