@@ -40,8 +40,9 @@ def build_mesh(
 
     fsdp=-1 takes all devices of a slice that `expert` leaves: within a slice no parameter and no
     optimizer moment is then stored or updated more than once, apart from small leaves
-    (`param_spec`). fsdp=-16 takes up to 16 of them, as many as divide their number. The devices of
-    a slice are consecutive along `data`.
+    (`param_spec`). fsdp=-16 takes up to 16 of them, as many as divide their number; of several
+    slices all, because collectives would otherwise grow with the depth (docs/log/plans_slices.md).
+    The devices of a slice are consecutive along `data`.
 
     Args:
       slice_of: the number of a device's slice.
@@ -55,7 +56,7 @@ def build_mesh(
     within = math.gcd(*map(len, slices.values()))
     asked, expert = int(sharding["fsdp"]), int(sharding["expert"])
     left = max(within // max(expert, 1), 1)
-    most = left if asked == -1 else -asked
+    most = left if asked == -1 or (asked < 0 and len(slices) > 1) else -asked
     fsdp = max((n for n in range(1, most + 1) if left % n == 0), default=asked)
     if fsdp < 1 or expert < 1 or within % (fsdp * expert):
         product = "" if asked < 0 else f"config.sharding.fsdp={asked} times "
