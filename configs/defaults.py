@@ -99,7 +99,8 @@ RUN = {
     "sharding": {  # axes of the mesh; `data` has the other devices
         "fsdp": (
             1,
-            "devices that shard the parameters; -1: all of a slice that expert leaves; -N: up to N",
+            "devices that shard the parameters; -1: all of a slice that expert leaves; -N: up to "
+            "N, of several slices as -1",
             -(2**20),
         ),
         "expert": (1, "devices that shard the experts"),

@@ -3,7 +3,7 @@
 Reads the flags, loads the config, calls `train.run` and prints its result. Exit codes: 0 done; 2 a
 mistake of the user, in one line; 3 the run failed; 143 stopped by SIGTERM or --max_seconds; 130
 stopped by Ctrl-C, also with everything saved. JAX is imported after the flags have been read, so
-that a mistake is answered at once.
+that a mistake is answered at once; or with them, where they take the model of public weights.
 """
 
 import argparse

@@ -9,10 +9,10 @@ in bfloat16, forward and backward, in the shapes of ViT-B, ViT-H and ViT-L at 38
 R rows of E experts, [R, D] x [E, D, F], forward: as in WideNet-B, with many narrow experts, and as
 in WT-S. JAX's own kernel for Hopper is tried with several sizes of its blocks.
 
-Products are those of groups by `moe.hopper.grouped_product`, forward and backward. One group is
-empty, and a sixteenth of the rows is padding. Differences are of the output and of the
-gradients of rows and kernels. Layers are those of `benchmark.py dispatch`; differences are of the
-output and of the input's gradient, from the method `gather`.
+Products multiply such groups by `moe.hopper.grouped_product`, forward and backward. One group is
+empty, and a sixteenth of the rows is padding. The output and the gradients of rows and kernels are
+compared. Layers are as in `benchmark.py dispatch`: output and the input's gradient are compared
+with the method `gather`.
 """
 
 import json

@@ -20,7 +20,14 @@ from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.files import absolute, find_model, is_text, or_shipped, read_object
 from widenet_jax.inference.exported import RECORD, read_exported
 from widenet_jax.nn.attention.implementations import AUTO
-from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.build import (
+    build_model,
+    count_parameters,
+    count_unrolled,
+    parameter_shapes,
+    with_implementation,
+    without_hopper,
+)
 from widenet_jax.param_names import ENCODER, named_leaves
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
@@ -66,12 +73,9 @@ def build_for(
     """
     example = resolve(task_spec(config.task.name).example)(config, params)
     task = build_task(config, DataInfo(0, example, info))
-    anywhere = ConfigDict(config.model.to_dict())
-    if anywhere.attention.get("implementation") == AUTO:
-        anywhere.attention.implementation = "xla"
-    if (anywhere.get("moe") or {}).get("dispatch") == "hopper":
-        anywhere.moe.dispatch = "ragged"
-    model = build_model(anywhere, **task.model_fields)
+    model = build_model(without_hopper(config.model), **task.model_fields)
+    if config.model.attention.get("implementation") == AUTO:
+        model = with_implementation(model, "xla")
     return task, model, parameter_shapes(model, input_spec(task))
 
 

@@ -30,6 +30,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from widenet_jax.extensions import parameters_of
 from widenet_jax.nn.loop_settings import Counts, Tie
@@ -52,6 +53,14 @@ def with_implementation(model: nn.Module, implementation: str) -> nn.Module:
         return model
     attention = dataclasses.replace(model.attention, implementation=implementation)
     return model.clone(attention=attention)
+
+
+def without_hopper(model: ConfigDict) -> ConfigDict:
+    """Returns the config of an equal model that runs on any device, and under `jax.vmap`."""
+    anywhere = ConfigDict(model.to_dict())
+    if (anywhere.get("moe") or {}).get("dispatch") == "hopper":
+        anywhere.moe.dispatch = "ragged"
+    return anywhere
 
 
 def parameter_shapes(model: nn.Module, input_spec: Shapes) -> PyTree:

@@ -112,8 +112,10 @@ def kernel_gradient(spec: str, x: Array, dy: Array) -> Array:
 
     summed, place = batch, 0
     if platform() == "gpu":  # sum over one axis, after the experts: else XLA transposes x by a copy
+        place = axis
         every = "".join(letter for letter in of_x if letter not in of_kernel)
-        summed, place = every if every in of_x and every in of_y else batch, axis
+        if every in of_x and every in of_y:
+            summed = every
 
     def split(z: Array) -> Array:
         return z.reshape(*z.shape[:axis], shares, -1, *z.shape[axis + len(summed) :])

@@ -13,7 +13,14 @@ from widenet_jax.data.contract import DataInfo, StreamInfo
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
-from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.build import (
+    build_model,
+    count_parameters,
+    count_unrolled,
+    parameter_shapes,
+    with_implementation,
+    without_hopper,
+)
 from widenet_jax.nn.moe.dispatch import dispatch_methods
 from widenet_jax.nn.settings import Settings
 from widenet_jax.nn.stack_settings import UserPart
@@ -126,8 +133,10 @@ def size_figures(
 ) -> dict[str, Any]:
     """Returns the figures that need no compilation."""
     task = build_task(config, data)
-    model = build_model(without_kernels(config.model), **task.model_fields)
+    model = build_model(without_hopper(config.model), **task.model_fields)
     inputs = input_spec(task)
+    if "implementation" in config.model.attention:
+        model = with_implementation(model, "xla")  # cudnn would ask for a GPU
     flops = train_flops(config.model, inputs, **task.model_fields)
     sizes = {"batch_size": config.batch_size, "num_examples": data.num_examples}
     carry = task.carry_spec(config.batch_size).values()
@@ -149,16 +158,6 @@ def size_figures(
         "limit_ms": 1e3 * flops * config.batch_size / topology.peak_flops,
         "steps": to_steps(config.duration, field="config.duration", **sizes),
     }
-
-
-def without_kernels(model: ConfigDict) -> ConfigDict:
-    """Returns the config of an equal model that asks for no GPU, as cudnn and hopper would."""
-    plain = ConfigDict(model.to_dict())
-    if "implementation" in plain.attention:
-        plain.attention.implementation = "xla"
-    if (plain.get("moe") or {}).get("dispatch") == "hopper":
-        plain.moe.dispatch = "ragged"
-    return plain
 
 
 def time_figures(
