@@ -271,6 +271,10 @@ def test_a_read_of_a_shard_that_is_refused_once(bucket: str, gcs_server: str, tm
         images, way.fault = ArrayRecord(bucket, "train"), lambda request: 403
         with pytest.raises(NoAccessError, match="gs://bucket: status 403 for a test; give this"):
             images[0]
+        # TensorStore is refused and gcsfs answered, as with other credentials: no bad image.
+        way.fault = lambda request: 403 if "&tensorstore=" in request else None
+        with pytest.raises(NoAnswerError, match=r"^gs:// does not answer \(.*403.*\); run"):
+            images[0]
 
 
 def test_images_to_predict(bucket: str, capsys: pytest.CaptureFixture):

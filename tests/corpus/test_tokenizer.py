@@ -163,6 +163,7 @@ LINES = "\n".join(VOCABULARY).encode()
     [
         ("tokenizer.json", b"{", "not a tokenizer"),
         ("tokenizer.json", b"[" * 100_000, "not a tokenizer (nested too deep"),
+        ("tokenizer.json", b"9" * 5_000, "not a tokenizer (Exceeds the limit"),
         ("tokenizer.json", b'{"model": {"type": "Other"}}', "not a tokenizer.json"),
         ("vocab.txt", b"[PAD]\na\nb\n", "no line [UNK]"),
         ("vocab.txt", LINES + b"\na", "a piece twice"),

@@ -45,11 +45,8 @@ def read(path: epath.Path) -> dict[str, Any]:
     content, settings = read_input(path), _settings(path.parent / CONFIG)
     if path.suffix == ".model":
         return from_sentencepiece(content, str(path), settings)
-    errors, advice = (
-        (UnicodeDecodeError, json.JSONDecodeError),
-        "tokenizer.json, vocab.txt or .model",
-    )
-    with refusing(f"{path}: not a tokenizer", *errors, advice=f"; give a {advice}"):
+    advice = "; give a tokenizer.json, vocab.txt or .model"
+    with refusing(f"{path}: not a tokenizer", ValueError, advice=advice):
         text = content.decode()
         if path.suffix == ".txt":
             return from_vocabulary(text, str(path), settings)

@@ -147,6 +147,7 @@ class Subset(LabelledImages):
         self.source, self.records, self.class_names = source, records, tuple(class_names)
         self.labels, self.matched = np.asarray(labels, np.int32), ""
         self.left_out, self.labels_to_read = source.left_out, source.labels_to_read
+        self.note = source.note
         self.files: Callable[[], Sequence[str]] = getattr(source, "files", tuple)
         if source.record_labels is not None:
             self.record_labels = self.labels[source.record_labels[records]]
@@ -203,7 +204,7 @@ def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) ->
             "finetune on this data"
         )
     found = relabelled(source, names, [index[name] for name in source.class_names])
-    found.matched = matched
+    found.matched, found.part_of = matched, source.part_of
     return found
 
 

@@ -121,6 +121,8 @@ class Packed:
         for last in (whole, True):
             try:
                 return self._example(self._records[index])
+            except (NoAccessError, NoAnswerError):
+                raise
             except READ_ERRORS as error:
                 problem = self._shards.unreadable(index, error)
                 if last:

@@ -1,17 +1,18 @@
 """Heads of the text encoder: what a task reads from the tokens.
 
-A head is two functions; the second counts one example's products
+A head is two functions, NAME and NAME_flops
 
-    forward_flops(model, input_spec) -> int
-
-    outputs(model, x, table, inputs, *, train) -> outputs
+    NAME(model, x, table, inputs, *, train) -> outputs
       model   the `TextEncoder`, in whose scope the head makes its layers
       x       [B, T, D] the tokens after the last block
       table   [V, E] float32, the token embeddings, for an output layer tied to them
       inputs  of the model
       train   True in training
 
-The outputs are float32. To add one: its functions, and a `specs.HeadSpec` in the spec of its task.
+    NAME_flops(model, input_spec) -> int
+
+The outputs are float32; the second counts the operations of one example. To add one: its functions,
+and a `specs.HeadSpec` in the spec of its task.
 """
 
 import flax.linen as nn

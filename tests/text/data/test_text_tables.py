@@ -106,6 +106,8 @@ def test_splits_are_named_cut_and_joined(tmp_path: Path):
     assert texts("dev_matched+train[:2]") == "xyab"  # as Hugging Face's validation_matched
     assert texts("train.tsv[1:2]") == "b"
     assert texts("[5:]", tmp_path / "train.tsv") == "fghij"
+    (tmp_path / "train.tsv").rename(tmp_path / "train.TSV")
+    assert texts("train[:3]") == "abc"
 
 
 def test_files_of_a_split_that_is_not_whole(tmp_path: Path):

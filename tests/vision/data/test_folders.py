@@ -209,7 +209,9 @@ def test_where_a_small_class_has_no_image_in_a_part_advice_is_given(tmp_path):
     line = overview((("train", data.train), ("val", data.eval)), "images")
     advice = f"or divide the images yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS"
     assert "none of bee; set another --config.data.eval_fraction" in line and line.endswith(advice)
-    assert data.eval.part_of == "of 44: --config.data.eval_fraction=0.1 divides them, 1 takes all"
+    part_of = "of 44: --config.data.eval_fraction=0.1 divides them, 1 takes all"
+    of_model = labelled.with_classes(data.eval, ("ant", "bee", "cat"), place="a model")
+    assert data.eval.part_of == of_model.part_of == part_of
     config.data.eval_fraction = 1.0
     with pytest.raises(BadInputError, match="split train has no image; set another"):
         open_data(config)
@@ -352,11 +354,12 @@ def test_an_empty_folder_is_no_split(folder):
 def test_splits_beside_training_that_are_not_used_are_named(folder):
     shutil.move(folder / "val", folder / "valid")
     shutil.copytree(folder / "valid", folder / "test")
-    data = open_data(config_of(folder, eval_fraction=0.2))
-    assert data.train.note == (
-        f"{folder}: val is a part of train; not used: test, valid "
-        "(--config.data.eval_split=valid evaluates valid)"
-    )
+    for split in ("train", "train[:90%]", "train[:40%]+train[50%:]"):
+        data = open_data(config_of(folder, eval_fraction=0.2, train_split=split))
+        assert data.train.note == (
+            f"{folder}: val is a part of train; not used: test, valid "
+            "(--config.data.eval_split=valid evaluates valid)"
+        )
     for split in ("test", "valid"):
         data = open_data(config_of(folder, eval_fraction=0.2, eval_split=split))
         assert len(data.eval) == 4 and not data.train.note

@@ -89,6 +89,15 @@ ZERO, ONE, COLOURS = (GREY, 0), (GREY, 1), np.stack([GREY] * 3, -1)
 ARRAYS = np.stack([GREY] * 3), np.zeros(3, int)
 
 
+class Tensor:
+    """Has the shape and the error of PyTorch's one-hot labels."""
+
+    shape = (2,)
+
+    def item(self):
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+
 class Failing(list):
     def __getitem__(self, index: int):
         return super().__getitem__(index) if index < 1 else {}["shard"]
@@ -102,6 +111,7 @@ class Failing(list):
         (ARRAYS, ARRAYS, "for two arrays give data=list(zip(images, labels"),
         ([(GREY, [0])], [], "data[0]: its label is list []; give a class's name or number"),
         ([(GREY, np.eye(2)[0])], [], "data[0]: its label is ndarray [2]; give a class's name or"),
+        ([(GREY, Tensor())], [], "data[0]: its label is Tensor [2]; give a class's name or number"),
         ([ZERO, (GREY, -1)], [], "data[1] has the label -1; labels are all names"),
         ([ZERO, (GREY, "cat")], [], "has the label 'cat'; labels are all names of classes, or all"),
         ([], [], "data: has no example"),

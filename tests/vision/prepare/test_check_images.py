@@ -59,6 +59,8 @@ def test_check_counts_the_images_of_each_class(tmp_path, capsys):
         f"{tmp_path}: images in no class folder: 1 (stray.png)",
         f"{tmp_path}/: images with copies, which evaluation may get: 1 ({copies})",
     ]
+    assert run("check", f"{tmp_path}/stray.png") == 0  # one image has no classes
+    assert capsys.readouterr().out.splitlines() == [f"{tmp_path}/stray.png: 1 images; 0 problems"]
 
 
 def test_check_says_whether_few_bad_images_are_accepted(tmp_path, capsys):

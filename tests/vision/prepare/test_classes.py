@@ -16,7 +16,7 @@ import preparing
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import tensorflow_datasets  # noqa: F401 (see tests/data/test_shards.py)
+import tensorflow_datasets  # (see tests/data/test_shards.py)
 from preparing import NAMES, make_tar, photo, refused, run, write
 from small_runs import small_config
 from text_sets import reviews_config, write_tokenizer
@@ -152,6 +152,30 @@ def test_splits_of_tfds_without_labels_are_left_out(tmp_path, capsys, tensorflow
     assert run("tfds", *arguments, "--out", tmp_path / "out") == 0
     assert "unlabelled: left out, as its examples have no labels" in capsys.readouterr().out
     assert records.read_manifest(str(tmp_path / "out"))["splits"].keys() == SAME.keys()
+
+
+@pytest.mark.parametrize("name", ["tiny:9.9.9", "tiny/large", "nope"])
+def test_a_tfds_set_that_is_not_there(name, tmp_path, capsys, tensorflow):
+    tfds(tmp_path, SAME)
+    told = refused(capsys, "tfds", name, "--data-dir", tmp_path, "--out", tmp_path / "out")
+    assert f"tfds {name}: cannot be opened (" in told
+
+
+@pytest.mark.parametrize("kind", ["Text", "Scalar", "Sequence"])
+def test_a_tfds_set_whose_labels_are_no_classes(kind, tmp_path, capsys, tensorflow):
+    """Training and packing refuse it before they read an image."""
+    features = tensorflow_datasets.features
+    label = {
+        "Text": features.Text(),
+        "Scalar": features.Scalar(np.int64),
+        "Sequence": features.Sequence(features.ClassLabel(num_classes=3)),
+    }[kind]
+    preparing.write_tfds(tmp_path, {"train": []}, {"image": features.Image(), "label": label})
+    place = tmp_path / "tiny" / "1.0.0"
+    told = "has no image, or no label of a class; choose a TFDS image classification set"
+    assert told in refused(capsys, "tfds", "tiny", "--data-dir", tmp_path)
+    with pytest.raises(BadInputError, match=f"^TFDS {place}: {told}"):
+        sources.build_source({"source": "tfds", "name": "", "path": str(place)}, "train")
 
 
 def test_labels_that_contradict_class_folders_are_named(tmp_path, capsys):

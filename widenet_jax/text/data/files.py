@@ -23,9 +23,8 @@ from widenet_jax.files import absolute, parse_json
 # Hugging Face and TFDS call the evaluation split validation, GLUE's files dev.
 _OTHER_NAMES = (("dev", "validation"), ("validation", "dev"))
 _VERSION = re.compile(r"-v\d\.\d$")  # of SQuAD's files, which Hugging Face's lack
-_FILE = re.compile(
-    r"([^.].*?)(?:-\d{5}-of-\d{5})?(\.[a-z]+)(?:\.gz|\.bz2|\.xz)?"
-)  # its split, its suffix
+# Its split, its suffix.
+_FILE = re.compile(r"([^.].*?)(?:-\d{5}-of-\d{5})?(\.[a-zA-Z]+)(?:\.gz|\.bz2|\.xz)?")
 LINES = ".txt"  # suffix of a file with a text a line, to classify
 
 # --- Splits ---------------------------------------------------------------------------------------
@@ -95,7 +94,7 @@ def _splits_in(place: epath.Path) -> dict[epath.Path, str]:
 def split_of(file: str | epath.Path) -> str:
     """Returns the split that a file is or is a part of: "train" for train.tsv.gz; else ""."""
     match = _FILE.fullmatch(epath.Path(file).name)
-    return match[1] if match and match[2] in READERS else ""
+    return match[1] if match and match[2].lower() in READERS else ""
 
 
 # --- Files ----------------------------------------------------------------------------------------

@@ -21,14 +21,14 @@ MOST_CHUNKS = 8  # in a packed row
 
 
 class Instance(NamedTuple):
-    """One masked pair of token_types.
+    """One masked pair of parts.
 
     Attributes:
       tokens: int32 [n], [CLS] A [SEP] B [SEP].
       token_types: int32 [n], 0 up to the first [SEP], then 1.
       positions: int64 [k], of the tokens to predict.
       labels: int32 [k].
-      order: 1 if the token_types are swapped, else 0.
+      order: 1 if the parts are swapped, else 0.
     """
 
     tokens: np.ndarray

@@ -24,6 +24,7 @@ from widenet_jax.data.shards import PackedSet
 from widenet_jax.data.sources import path_of, unigram_entropy
 from widenet_jax.data.splits import check_split
 from widenet_jax.errors import BadInputError
+from widenet_jax.text.data.sequences import tokenizer_info
 
 KIND = "text"
 _COUNT = np.dtype("<u2")
@@ -96,11 +97,8 @@ class TextRecords(PackedSet):
         directory, max_length = path_of(data), data.get("max_length")
         super().__init__(directory, split, kind=KIND, unit="sequence")
         tokenizer = load_written_tokenizer(directory, self.manifest["tokenizer_sha256"])
-        self.info: Mapping[str, Any] = {
-            "tokenizer": tokenizer.json,
-            "vocab_size": tokenizer.vocab_size,
-            "unigram_entropy": self.manifest["unigram_entropy"],
-        }
+        entropy = {"unigram_entropy": self.manifest["unigram_entropy"]}
+        self.info: Mapping[str, Any] = tokenizer_info(tokenizer) | entropy
         self.max_length: int = self.manifest["rule"]["max_length"]
         self.packed: bool = self.manifest["rule"]["packed"]
         least = self.max_length if self.packed else 0
@@ -167,6 +165,5 @@ def _read_novel(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any]
         chunks[side] += of_document
         losses += lost
     counts = np.bincount(np.concatenate([np.concatenate(chunk) for chunk in chunks["train"]]))
-    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
-    info["unigram_entropy"] = unigram_entropy(counts)
+    info = tokenizer_info(tokenizer) | {"unigram_entropy": unigram_entropy(counts)}
     return chunks, info, lost_text.describe(lost_text.shares_of(losses))

@@ -113,7 +113,7 @@ def pair_at(examples: Any, index: int, name: str) -> tuple[Any, Any]:
         problem = f": its label is {type(label).__name__} {shape}; give a class's name or number"
         label = label.item() if hasattr(label, "item") else label  # of NumPy, JAX or PyTorch
         hash(label)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RuntimeError):  # PyTorch's
         raise BadInputError(place + problem) from None
     return image, label
 

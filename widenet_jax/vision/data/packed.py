@@ -53,12 +53,10 @@ class Tfds(Packed, LabelledImages):
                 builder = tfds.builder(name, data_dir=path or None)
             else:
                 builder = tfds.builder_from_directory(path)
-            info, features = builder.info, builder.info.features
+            info = builder.info
             if not info.splits:
                 raise FileNotFoundError(f"not prepared in {builder.data_dir}")
-        lacking = {"image", "label"} - set(features or ())
-        problem = "has no image and label features; choose a TFDS image classification set"
-        refuse(f"config.data.name={label}", (lacking, problem))
+        self.class_names = label_names(info, f"TFDS {label}")
         for part in parts_of(split):
             check_split(part.split("[")[0], tuple(info.splits), f"TFDS {label}")
         with opening():
@@ -82,9 +80,6 @@ class Tfds(Packed, LabelledImages):
             remedy="copy it again or prepare the set again with TFDS",
         )
         self._shards.check_all()
-        names = getattr(features["label"], "names", None)
-        count = features["label"].num_classes
-        self.class_names = tuple(names or (str(k) for k in range(count)))
 
     def _example(self, record: dict[str, Any]) -> dict[str, Any]:
         image, label = record["image"], record["label"]
@@ -92,6 +87,17 @@ class Tfds(Packed, LabelledImages):
         if not isinstance(image, bytes) or label is None:
             raise TypeError("record without an image or a label")
         return {"image": image, "label": self.checked(int(label))}
+
+
+def label_names(info: Any, place: str) -> tuple[str, ...]:
+    """Returns the classes of a TFDS set; raises BadInputError where it has no images of classes."""
+    import tensorflow_datasets as tfds
+
+    label = info.features["label"] if {"image", "label"} <= set(info.features or ()) else None
+    fits = isinstance(label, tfds.features.ClassLabel)
+    problem = "has no image, or no label of a class; choose a TFDS image classification set"
+    refuse(place, (not fits, problem))
+    return tuple(label.names)
 
 
 def open_array_record(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> ArrayRecord:

@@ -43,7 +43,7 @@ def findings(path: str, options: Options) -> Checked | None:
     notes = [f"{file}: left out ({kind})" for file, kind in left_out.items()]
     notes += [f"{file}: an empty folder" for file in empty]
     visible = [file for file in images if not _hidden(file, path)]
-    notes += class_notes(visible, path)
+    notes += class_notes(visible, path) if os.path.isdir(path) else []
     if copies := sorted(sorted(files) for files in same.values() if len(files) > 1):
         names = names_text([names_text(files, " = ") for files in copies], "; ")
         told = f"images with copies, which evaluation may get: {len(copies):,} ({names})"

@@ -35,11 +35,12 @@ from widenet_jax.errors import (
     first_line,
     raise_first,
     refuse,
+    refusing,
     require,
 )
 from widenet_jax.specs import resolve
 from widenet_jax.vision.data import files, folders
-from widenet_jax.vision.data.packed import ArrayRecord
+from widenet_jax.vision.data.packed import ArrayRecord, label_names
 
 
 @dataclasses.dataclass
@@ -372,12 +373,9 @@ def read_tfds(options: Options) -> Converted | None:
     require("tensorflow", extra="prepare", what=f"preparing the TFDS set {name}")
     import tensorflow_datasets as tfds
 
-    try:
+    with refusing(f"{where}: cannot be opened", Exception):  # TFDS raises errors of many kinds
         builder = tfds.builder(name, data_dir=options.data_dir)
-    except tfds.core.registered.DatasetNotFoundError as error:
-        raise BadInputError(f"{where}: {first_line(error)}") from None
-    lacking = {"image", "label"} - set(builder.info.features)
-    refuse(where, (lacking, "has no image and label features"))
+    names, notes = label_names(builder.info, where), []
     try:
         builder.download_and_prepare(file_format="array_record")
     except Exception as error:  # of many kinds, as where its server is out of reach
@@ -400,7 +398,6 @@ def read_tfds(options: Options) -> Converted | None:
         for example in dataset:
             yield int(example["label"]), bytes(example["image"])
 
-    names, notes = tuple(builder.info.features["label"].names), []
     for split in [split for split in counts if next(examples(split), (0,))[0] < 0]:
         del counts[split]
         notes.append(f"{split}: left out, as its examples have no labels")
