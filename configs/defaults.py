@@ -132,7 +132,7 @@ MODEL = {
         "pre: x + f(norm(x)); post: norm(x + f(x)); sandwich; peri",
         ("pre", "post", "sandwich", "peri"),
     ),
-    "norm_epsilon": (1e-6, "added to the variance in LayerNorm", 0, 1),
+    "norm_epsilon": (1e-6, "added to the variance (rms: mean square)", 0, 1),
     "activation": ("gelu_tanh", "gelu_tanh, gelu (exact), relu, silu, swiglu (gated)", ACTIVATIONS),
     "kernel_init": (
         "glorot_uniform",

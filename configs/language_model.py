@@ -175,8 +175,8 @@ def get_config(variant: str = "wt_s") -> ConfigDict:
         evaluation={"batch_size": recipe["batch_size"], "every": "5000 steps"},
         checkpoint={"every": "1000 steps"},
         # Unsharded, Adam's update of WT-B takes about 24 ms of a step on v3-8 (by the compiler's
-        # estimate, November 2026). Dense widths such as
-        # 4110 are no multiple of 8; for kernels sharded over D the compiler sends activations.
+        # estimate, November 2026). Dense widths such as 4110 are no multiple of 8; for kernels
+        # sharded over D the compiler sends activations.
         sharding={"fsdp": -1 if model["ffn"] == "moe" else 1},
     )
     return config

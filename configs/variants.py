@@ -21,7 +21,7 @@ from configs.sizes import (
 from widenet_jax.errors import BadInputError, choose, known_names
 
 # [PRELUDE+] (LAYERSxLOOPS of each group) [+CODA]; layers are a number, or letters in their order.
-GROUP = r"(?:\d+|[A-Z]+)x\d+"
+GROUP = r"(?:[1-9]\d*|[A-Z]+)x[1-9]\d*"
 LOOP = re.compile(rf"(?:(\d+)\+)?({GROUP}(?:\+{GROUP})*)(?:\+(\d+))?")
 
 

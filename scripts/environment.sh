@@ -17,7 +17,7 @@ find_python() {
     fi
   done
   echo "error: no Python 3.11 or newer found (tried ${PYTHON:-python3, python3.13, python3.12, \
-python3.11}); install one, or name it: PYTHON=/path/to/python3 $0" >&2
+python3.11, python}); install one, or name it: PYTHON=/path/to/python3 $0" >&2
   return 2
 }
 

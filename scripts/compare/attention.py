@@ -27,8 +27,7 @@ from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.attention.implementations import attend
 from widenet_jax.nn.attention.relative import RelativeAttention
 from widenet_jax.ops.plan.compile import compile_lowered, tpu_devices
-from widenet_jax.ops.plan.hlo import parse
-from widenet_jax.ops.plan.pricing import price_module
+from widenet_jax.ops.plan.planner import price_step
 from widenet_jax.ops.plan.topology import Topology, parse_topology
 from widenet_jax.sharding import build_mesh
 
@@ -116,7 +115,7 @@ def milliseconds(topology: Topology, function: Callable, *shapes: jax.ShapeDtype
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), (out, *shapes)
         )
         step = compile_lowered(jax.jit(run).lower(*arrays))
-    return sum(price.ms for price in price_module(parse(step.hlo), step.schedules, topology))
+    return sum(price.ms for price in price_step(step, topology)[0])
 
 
 def alone(topology: Topology, method: str, length: int, *, masked: bool) -> float:

@@ -25,6 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
 
+from widenet_jax.config.parser import exit_code_of
+from widenet_jax.errors import choose
 from widenet_jax.nn.attention.implementations import attend
 from widenet_jax.nn.moe.hopper import grouped_product
 from widenet_jax.ops.benchmark.feed_forward import DispatchSize, dispatch_output
@@ -140,8 +142,15 @@ CASES = {
     "layers": (measure_layer, LAYERS),
 }
 
-if __name__ == "__main__":
-    for name in sys.argv[1:] or CASES:
-        of, shapes = CASES[name]
+
+def main(*names: str) -> None:
+    if "--help" in names:
+        print(__doc__)
+        return
+    for of, shapes in [choose(CASES, name, field="CASE", flag="") for name in names or CASES]:
         for shape in shapes:
             of(*shape)
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_code_of(partial(main, *sys.argv[1:])))

@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from widenet_jax.config.files import load_config
+from widenet_jax.config.parser import exit_code_of
+from widenet_jax.errors import choose
 from widenet_jax.files import user_cache
 from widenet_jax.ops.plan.gpu import GpuCompiler
 from widenet_jax.ops.plan.planner import data_info, price_step
@@ -53,6 +55,11 @@ ROWS = (
 
 
 def main(*names: str) -> None:
+    if "--help" in names:
+        print(__doc__)
+        return
+    for name in names:
+        choose({row.name: row for row in ROWS}, name, field="NAME", flag="")
     for row in ROWS:
         if row.name in (names or (row.name,)):
             print(json.dumps(compare(row)), flush=True)
@@ -91,4 +98,4 @@ def priced(row: Row, depth: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    raise SystemExit(exit_code_of(partial(main, *sys.argv[1:])))

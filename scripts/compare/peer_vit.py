@@ -34,9 +34,7 @@ from widenet_jax.experiment import build_experiment, train_batch_shapes
 from widenet_jax.files import user_cache
 from widenet_jax.ops.benchmark.train_step import random_batch
 from widenet_jax.ops.plan.compile import TpuCompiler, lower_step, tpu_devices
-from widenet_jax.ops.plan.hlo import parse
-from widenet_jax.ops.plan.planner import data_info
-from widenet_jax.ops.plan.pricing import price_module
+from widenet_jax.ops.plan.planner import data_info, price_step
 from widenet_jax.ops.plan.topology import parse_topology
 
 PLAIN = {"model.dropout": 0.0, "augment.mixup_alpha": 0.0, "task.label_smoothing": 0.0}
@@ -91,8 +89,7 @@ def prices(checkout: str, tpu: str, row: str) -> Iterator[float]:
         compiler.compile(row, config, data_info(config)),
         compiler.compile_lowered(f"big_vision's {row}", step.lower(*shapes)),
     ):
-        module = parse(compiled.hlo)
-        yield sum(p.ms for p in price_module(module, compiled.schedules, compiler.topology))
+        yield sum(price.ms for price in price_step(compiled, compiler.topology)[0])
 
 
 def measure(checkout: str, turns: int = 3, steps: int = 8) -> None:

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from widenet_jax.config.parser import exit_code_of
 from widenet_jax.ops.plan.compile import compile_lowered, tpu_devices
-from widenet_jax.ops.plan.hlo import parse
-from widenet_jax.ops.plan.pricing import price_module
+from widenet_jax.ops.plan.planner import price_step
 from widenet_jax.ops.plan.topology import parse_topology
 
 SCORES, HEADS = (16, 12, 512, 512), (16, 512, 12, 64)  # [B, N, Tk, Tq], [B, T, N, H]
@@ -65,7 +64,7 @@ def cycles(tpu: str) -> dict[str, tuple[float, float]]:
     for name, (operation, *shapes) in OPERATIONS.items():
         arrays = (jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place) for shape in shapes)
         step = compile_lowered(jax.jit(operation).lower(*arrays))
-        prices = price_module(parse(step.hlo), step.schedules, topology)
+        prices = price_step(step, topology)[0]
         times = (sum(p.estimate_ms for p in prices), sum(p.compute_ms for p in prices))
         found[name] = tuple(1e-3 * time * topology.chip.clock for time in times)
     return found

@@ -188,8 +188,8 @@ def cutout(image: tf.Tensor, magnitude: float) -> tf.Tensor:
     height, width = image.shape[0], image.shape[1]
     y = tf.random.uniform((), 0, height, tf.int32)
     x = tf.random.uniform((), 0, width, tf.int32)
-    rows = tf.abs(tf.range(height) - y) <= reach
-    columns = tf.abs(tf.range(width) - x) <= reach
+    rows = (tf.range(height) >= y - reach) & (tf.range(height) < y + reach)
+    columns = (tf.range(width) >= x - reach) & (tf.range(width) < x + reach)
     hole = rows[:, None] & columns[None, :]
     return tf.where(hole[..., None], tf.constant(FILL, tf.uint8), image)
 

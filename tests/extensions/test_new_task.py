@@ -34,7 +34,7 @@ class TokenModel(BlockSettings, kw_only=True):
     @nn.compact
     def __call__(self, inputs, *, train):
         x = nn.Embed(self.vocab_size, 32)(inputs["tokens"]) + inputs["memory"]
-        x, aux, _ = Blocks(**self.settings(), name="encoder")(x, train=train)
+        x, aux, _ = Blocks(self.stack, name="encoder")(x, train=train)
         return (nn.Dense(self.vocab_size)(x[:, -1]), x[:, -1:]), aux
 
 

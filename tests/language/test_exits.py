@@ -9,7 +9,8 @@ import pytest
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
-from widenet_jax.language.model import exit_loops, leaving
+from widenet_jax.language.model import LanguageModel, exit_loops, leaving
+from widenet_jax.language.settings import LanguageSettings
 from widenet_jax.language.task import exit_loss
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.loop_settings import Exit
@@ -54,6 +55,14 @@ def test_when_tokens_leave_by_kl_by_hand():
     assert leaves(1e-3) == [0, 2, 0]
     assert leaves(0.45) == [0, 1, 0]
     assert leaves(0.6) == [0, 0, 0]
+
+
+def test_a_model_of_plain_fields_is_that_of_its_settings():
+    attention = {"name": "full", "num_heads": 2}
+    fields = {"vocab_size": 5, "embed_dim": 8, "attention": attention}
+    fields |= {"feed_forwards": {"mlp": {"mlp_dim": 16}}}
+    fields["loop"] = {"core": ((1, 3),), "exit": {"loss": "mean"}}
+    assert LanguageModel(**fields).stack == LanguageSettings(**fields)
 
 
 def test_losses_by_hand():

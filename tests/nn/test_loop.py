@@ -312,9 +312,11 @@ def test_options_write_loops():
     assert found("2+8x2+3").items() >= {"prelude": 2, "core": ((8, 2),), "coda": 3}.items()
     assert found("1x6+1x6")["core"] == ((1, 6), (1, 6))
     assert found("ABCBAx1")["core"] == (("ABCBA", 1),)
-    for text in ("3", "1x2+3+1x2", "Ax", "x3"):
+    for text in ("3", "1x2+3+1x2", "Ax", "x3", "0x3", "3x0"):
         with pytest.raises(BadInputError, match=r"PRELUDE\+LAYERSxLOOPS\+CODA"):
             found(text)
+        with pytest.raises(BadInputError, match=r"PRELUDE\+LAYERSxLOOPS\+CODA"):
+            model_section(f"moeut_44m,loop={text}")  # whose losses are divided by the steps
     with pytest.raises(BadInputError, match="option depth has no effect beside loop"):
         model_section("vit_tiny,loop=3x3,depth=2")
 
@@ -376,6 +378,7 @@ REFUSED = (
     ({"loop.prelude": 1, "routing_groups": 2}, "routing_groups=2 shares a routing between the "
      "prelude of 1 and the core; choose a config.model.loop.prelude that 2 divides"),
     ({"routing_groups": 3, "ffn": "mlp"}, "routing_groups=3 has no effect on config.model.ffn=mlp"),
+    ({"ffn_blocks": "every_²"}, "config.model.ffn_blocks"),
     ({"ffn_blocks": (0, 6)}, "ffn_blocks=[0, 6]: there is no block 6 in a depth of 3"),
     ({"ffn": "mlp", "norm_position": "peri"}, "norm_position=peri normalises what routers read"),
 )  # fmt: skip

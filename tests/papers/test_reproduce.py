@@ -286,3 +286,28 @@ def test_results_outlive_the_runs(stand_in, tmp_path: Path, capsys):
     for damage, says in (("{", "line 1: damaged"), ('"choices_sha256": "', "other choices")):
         file.write_text(text.replace(damage, damage + "0", 1))
         assert says in refused(capsys, main, *flags, f"--workdir={tmp_path / 'c'}")
+
+
+def test_kept_results_of_other_fields_are_refused(stand_in, tmp_path: Path, capsys):
+    """Results of 1 epoch are none of 2; of code outside git there is no commit."""
+    file = tmp_path / "results.jsonl"
+    flags = ("fig3", *SMOKE, "--seeds=1", f"--results={file}")
+    one, two = (f"--config.duration={n} epochs" for n in (1, 2))
+    assert call(*flags, one, f"--workdir={tmp_path / 'a'}") == 0
+    capsys.readouterr()
+    told = refused(capsys, main, *flags, two, f"--workdir={tmp_path / 'b'}")
+    assert f"ran with other fields ({one}, {two}); name another file" in told
+    lines = [json.loads(line) | {"commit": None} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert call(*flags, one, f"--workdir={tmp_path / 'b'}", "--report") == 0
+    assert "unknown" in (tmp_path / "b/fig3.md").read_text()
+
+
+def test_kept_results_are_found_by_launched_runs(stand_in, tmp_path: Path, capsys):
+    """Their workdirs lie elsewhere, and nothing is launched again."""
+    file, elsewhere = tmp_path / "results.jsonl", tmp_path / "elsewhere"
+    flags = ("fig3", *SMOKE, "--seeds=1", f"--results={file}")
+    assert call(*flags, f"--workdir={tmp_path / 'a'}") == 0
+    launch = ("--launch=--tpu=v3-8", f"--trial_workdir={elsewhere}", f"--workdir={tmp_path / 'b'}")
+    assert call(*flags, *launch, "--report") == 0
+    assert len([*elsewhere.glob("*/result.json")]) == 2

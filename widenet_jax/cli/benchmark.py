@@ -182,10 +182,11 @@ def feed_forward(options: Options) -> Rows:
 
 def layer_rows(options: Options, kind: type, row: Callable[..., dict[str, Any]]) -> Rows:
     """Returns a row for every method and every combination of sizes that makes sense."""
-    from widenet_jax.ops.benchmark.feed_forward import METHODS, sizes
+    from widenet_jax.ops.benchmark.feed_forward import DENSE, METHODS, LayerSize, sizes
 
+    known = [DENSE] * (kind is LayerSize) + [*METHODS]
     for method in options.method:
-        choose(dict.fromkeys(METHODS), method, field="method")
+        choose(dict.fromkeys(known), method, field="method")
     choices = {name: getattr(options, name) for name in SIZES[options.benchmark]}
     rows = [
         row(method, size, dtype=options.dtype, rounds=options.rounds)

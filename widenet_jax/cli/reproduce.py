@@ -93,10 +93,10 @@ def run(options: Options) -> int:
     if options.dry_run:
         print_runs(asked, scale, directory, command, as_json=options.json)
         return 0
-    lacks_runs = options.report and not directory.path.is_dir()
-    refuse(f"--workdir={directory.path}", (lacks_runs, "there is nothing to report"))
     every = [trial for of in trials.values() for trial in of]
     lines = kept.restore(options.results, every, directory) if options.results else []
+    lacks_runs = options.report and not (lines or directory.path.is_dir())
+    refuse(f"--workdir={directory.path}", (lacks_runs, "there is nothing to report"))
     check_finished(every, directory)
     measured, stopped = look_at(trials, directory), False
     if not options.report:

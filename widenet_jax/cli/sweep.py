@@ -30,6 +30,7 @@ from widenet_jax.ops.sweep.search import Search, ends_of, parse_space
 from widenet_jax.ops.sweep.trials import (
     MakeCommand,
     Trial,
+    check_comparable,
     check_shared,
     exit_code,
     expand,
@@ -93,6 +94,7 @@ def run(options: Options) -> int:
             return 0
         left = trials if options.index is None else [trials[options.index]]
         checked = [trial for trial in left if not directory.result(trial)]
+    check_comparable(checked if options.search else trials)
     if not options.launch:  # launched trials read their data on another machine
         check_shared(checked)
     if options.search:
@@ -123,6 +125,7 @@ def contradictions(options: Options) -> Iterator[str]:
         (search and options.dry_run, "--dry_run lists a grid; a search follows its results"),
         (not search and (counted or options.prune), "--trials and --prune belong to --search"),
         (options.launch and options.prune, "--prune cannot end launched runs; leave it out"),
+        (options.launch and options.imports, "--launch takes no --import; the config may import"),
         apart(options),
     ]
     return (message for holds, message in rows if holds)

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from widenet_jax.language.settings import LanguageSettings
-from widenet_jax.nn.block_settings import DTYPES, BlockSettings
+from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.initializers import uniform_between
@@ -33,6 +33,8 @@ class LanguageModel(BlockSettings):
 
     stack: LanguageSettings
 
+    exits = True
+
     @nn.compact
     def __call__(self, inputs: Mapping[str, Array], *, train: bool) -> tuple[dict[str, Array], Aux]:
         """Predicts the token after each token.
@@ -50,7 +52,7 @@ class LanguageModel(BlockSettings):
           int32, the loop at which it leaves by the rule, whose logits are its own; with a memory
           also memory and memory_length for the tokens after these. And the blocks' aux.
         """
-        dtype, D = DTYPES[self.dtype], self.embed_dim
+        dtype, D = self.float_type, self.embed_dim
         tokens = inputs["tokens"]
         carry = {name: inputs[name] for name in MEMORY if self.has_memory}
         table = self.param("embedding", nn.initializers.glorot_uniform(), (self.vocab_size, D))

@@ -7,17 +7,15 @@ import numpy as np
 
 from widenet_jax.nn import rules
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.module import DTYPES, Module, build, module_of
+from widenet_jax.nn.module import Module, build, module_of
 from widenet_jax.nn.stack_settings import ModelSettings, StackSettings, fitting_rules
-
-__all__ = ["DTYPES", "BlockSettings"]
 
 
 class BlockSettings(Module):
     """A model with settings of a stack of blocks, whose fields are its own attributes, too.
 
-    A class attribute or a field of a setting's name has the model's usual value of it: a language
-    model sets `causal = True`; and `exits = True` where it predicts after each loop.
+    A class attribute or a field of a setting's name has the model's usual value of it: a model that
+    predicts after each loop sets `exits = True`.
 
     Attributes:
       stack: the settings.
@@ -31,10 +29,6 @@ class BlockSettings(Module):
     def outer_init(self) -> KernelInit:
         """Initialisers of the layers around the stack, which are drawn as for a depth of 1."""
         return KernelInit(self.stack.kernel_init)
-
-    def settings(self) -> dict[str, StackSettings]:
-        """Returns the arguments of `Blocks`."""
-        return {"settings": self.stack}
 
     def check(self) -> None:
         """Refuses fields that do not fit each other; a model adds its own to `super().check()`."""

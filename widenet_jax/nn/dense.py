@@ -40,9 +40,7 @@ def linear(spec: str, x: Array, kernel: Array, bias: Array | None) -> Array:
     y = jnp.einsum(spec, x, gathered(spec, kernel, x.dtype))
     if bias is None:
         return y
-    of_bias, of_y = axes_of_bias(spec)
-    inserted = [axis for axis, letter in enumerate(of_y) if letter not in of_bias]
-    return y + jnp.expand_dims(bias.astype(x.dtype), inserted)
+    return y + jnp.expand_dims(bias.astype(x.dtype), axes_without_bias(spec))
 
 
 def gathered(spec: str, kernel: Array, dtype: jnp.dtype) -> Array:
@@ -66,10 +64,10 @@ def batch_letter(spec: str) -> str:
     return batch
 
 
-def axes_of_bias(spec: str) -> tuple[str, str]:
-    """Returns the letters of the bias and of the result: ("f", "btf") of "btd,df->btf"."""
+def axes_without_bias(spec: str) -> list[int]:
+    """Returns the axes of the result that the bias lacks: [0, 1] of "btd,df->btf"."""
     _, of_kernel, of_y = spec.replace("->", ",").split(",")
-    return "".join(letter for letter in of_y if letter in of_kernel), of_y
+    return [axis for axis, letter in enumerate(of_y) if letter not in of_kernel]
 
 
 def _backward(spec: str, saved: tuple, dy: Array) -> tuple[Array, Array, Array | None]:
@@ -79,9 +77,7 @@ def _backward(spec: str, saved: tuple, dy: Array) -> tuple[Array, Array, Array |
     d_kernel = kernel_gradient(spec, x, dy)
     if bias is None:
         return dx, d_kernel, None
-    of_bias, _ = axes_of_bias(spec)
-    summed = [axis for axis, letter in enumerate(of_y) if letter not in of_bias]
-    return dx, d_kernel, dy.astype(jnp.float32).sum(summed)
+    return dx, d_kernel, dy.astype(jnp.float32).sum(axes_without_bias(spec))
 
 
 linear.defvjp(lambda spec, *arrays: (linear(spec, *arrays), arrays), _backward)

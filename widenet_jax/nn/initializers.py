@@ -2,7 +2,7 @@
 
 A layer has a field `kernel_init`, a `KernelInit`: the name that the config gives, and the depth of
 the stack, on which some schemes depend. The layer says which kind of kernel it initialises. Only
-`Dense` and `ExpertDense` take the initialiser itself, as `nn.Dense` does.
+`Dense` and `KernelAndBias` take the initialiser itself, as `nn.Dense` does.
 """
 
 import dataclasses

@@ -44,7 +44,7 @@ class Module(nn.Module):
     @property
     def float_type(self) -> jnp.dtype:
         """Of the computation."""
-        return DTYPES[self.settings.dtype]
+        return DTYPES[self.dtype]
 
 
 def taking_fields(module: type, held: str, kind: type) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.loop import Step
-from widenet_jax.nn.module import DTYPES, Module, build
+from widenet_jax.nn.module import Module, build
 from widenet_jax.typing import Array, Aux
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -102,7 +102,7 @@ class Parts:
     """
 
     def __init__(self, stack: Module):
-        self._stack, self._dtype = stack, DTYPES[stack.dtype]
+        self._stack, self._dtype = stack, stack.float_type
         self._built: dict[str, nn.Module] = {}
         self._ran: set[str | None] = set()
 

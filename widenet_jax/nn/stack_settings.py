@@ -279,7 +279,7 @@ def block_indices(rule: str | tuple[int, ...], depth: int) -> tuple[int, ...]:
     if isinstance(rule, str):
         counted = {"all": "every_1", "last": f"last_{max(1, depth // 6)}"}.get(rule, rule)
         kind, _, count = counted.partition("_")
-        n = int(count) if count.isdigit() and int(count) <= depth else 0
+        n = int(count) if count.isdecimal() and int(count) <= depth else 0
         ways = {"every": range(n - 1, depth, n or 1), "last": range(depth - n, depth)}
         chosen = tuple(ways[kind]) if n and kind in ways else None
     rules.check_rules(rules.block_rules(rule, depth, chosen))

@@ -3,7 +3,6 @@
 `optim.build` puts them on where it resolves a name.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,8 +24,8 @@ def guarded_optimizer(make: Callable, place: str, params: PyTree) -> Callable:
       place: begins messages.
       params: the parameters or their shapes.
     """
-
-    file = inspect.getsourcefile(make) or ""
+    code = getattr(make, "__code__", None)  # a partial, or an object, has none
+    file = code.co_filename if code else ""
 
     def tried(what: str, run: Callable, *args: Any) -> Any:
         with errors_of_file(file, f"{place}: its {what} fails"):

@@ -169,12 +169,9 @@ def experiments_of(name: str, section: dict[str, Any]) -> Iterator[PaperExperime
         rows = tuple(PaperRow(of.model, of.variant, column(of, whole.text)) for of in printed.TEXT)
         yield replace(whole, rows=rows, metric=METRICS[whole.metric])
     elif whole.language:
-        rows, contrasts = (
-            (PaperRow(*row) for row in rows),
-            (Contrast(*of) for of in whole.contrasts),
-        )
-        changed = {"rows": tuple(rows), "contrasts": tuple(contrasts)}
-        yield replace(whole, metric=METRICS["bits"], **changed)
+        rows = tuple(PaperRow(*row) for row in rows)
+        contrasts = tuple(Contrast(*of) for of in whole.contrasts)
+        yield replace(whole, metric=METRICS["bits"], rows=rows, contrasts=contrasts)
     elif not layer and not sizes:
         models = printed.FINETUNING if whole.finetuned else printed.PRETRAINING
         top_1 = {of.variant: of.top_1 for of in (*models, printed.OUT_OF_MEMORY)}

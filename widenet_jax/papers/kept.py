@@ -17,22 +17,23 @@ from widenet_jax.ops.sweep.trials import Trial
 from widenet_jax.papers.experiments import CHOICES_SHA256
 from widenet_jax.run.metrics import JsonLines
 
-PLACE = "--config.data.path="  # of the data on the machine of the run, which a line leaves out
+# Places on the machine of the run, which a line leaves out.
+PLACES = ("--config.data.path=", "--config.init_from=")
 
 
 def restore(path: str, trials: Iterable[Trial], directory: Directory) -> list[dict[str, Any]]:
     """Makes the directories of kept runs that are not here; returns all lines of the file.
 
     Raises:
-      BadInputError: a line is damaged, or of a run under other choices.
+      BadInputError: a line is damaged, or of a run under other choices or with other fields.
     """
-    file, lines, wanted = absolute(path), [], {trial.name for trial in trials}
+    file, lines, wanted = absolute(path), [], {trial.name: trial for trial in trials}
     for number, text in enumerate(file.read_text().splitlines() if file.exists() else (), 1):
         try:
             line = parse_json(text)
             name, choices, result = line["trial"], line["choices_sha256"], line["result"]
             records, start = line["evaluations"], {"git": {"commit": line["commit"]}}
-            start["devices"] = [line["device"]]
+            start["devices"], fields = [line["device"]], set(line["fields"])
         except (ValueError, TypeError, KeyError) as error:
             raise BadInputError(f"--results={file}, line {number}: damaged ({error!r})") from None
         if choices != CHOICES_SHA256:
@@ -41,8 +42,15 @@ def restore(path: str, trials: Iterable[Trial], directory: Directory) -> list[di
                 "now; undo what changed there, or name another file"
             )
         lines.append(line)
-        workdir = epath.Path(directory.path) / name
-        if name in wanted and not (workdir / "result.json").exists():
+        if name not in wanted:
+            continue
+        if others := fields ^ set(fields_of(wanted[name])):
+            raise BadInputError(
+                f"--results={file}, line {number}: {name} ran with other fields "
+                f"({', '.join(sorted(others))}); name another file"
+            )
+        workdir = epath.Path(directory.workdir(wanted[name]))
+        if not (workdir / "result.json").exists():
             workdir.mkdir(parents=True, exist_ok=True)
             write_json(workdir / STARTS, [start])
             write_text(workdir / "metrics.jsonl", "".join(f"{json.dumps(r)}\n" for r in records))
@@ -59,6 +67,11 @@ def add(path: str, lines: list[dict], trials: Iterable[Trial], directory: Direct
         write_text(absolute(path), "".join(f"{json.dumps(line)}\n" for line in every))
 
 
+def fields_of(trial: Trial) -> list[str]:
+    """Returns the fields that a trial sets, without the places."""
+    return [field for field in trial.fields() if not field.startswith(PLACES)]
+
+
 def line_of(trial: Trial, directory: Directory) -> dict[str, Any]:
     """Returns the line of a finished run."""
     workdir = epath.Path(directory.workdir(trial))
@@ -67,7 +80,7 @@ def line_of(trial: Trial, directory: Directory) -> dict[str, Any]:
     return {
         "trial": trial.name,
         "config": trial.config,
-        "fields": [field for field in trial.fields() if not field.startswith(PLACE)],
+        "fields": fields_of(trial),
         "choices_sha256": CHOICES_SHA256,
         "commit": (start.get("git") or {}).get("commit"),
         "device": start["devices"][0],

@@ -1,6 +1,5 @@
 """The report of a reproduction: its provenance, its tables and its figures."""
 
-import json
 import math
 import shlex
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.files import STARTS, write_json, write_text
+from widenet_jax.files import STARTS, read_json, write_json, write_text
 from widenet_jax.papers import contrasts, figures, forced_routing, tables
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
@@ -25,8 +24,8 @@ def provenance(measured: Measurements, command: Sequence[str]) -> dict[str, Any]
     commits, devices = set(), set()
     for workdir in (workdir for of in measured.values() for workdir in of.workdirs):
         file = epath.Path(workdir) / STARTS
-        for start in json.loads(file.read_text()) if file.exists() else []:
-            commits.add((start.get("git") or {}).get("commit", "unknown")[:7])
+        for start in read_json(file) if file.exists() else []:
+            commits.add(((start.get("git") or {}).get("commit") or "unknown")[:7])
             devices.add(f"{len(start['devices'])} x {start['devices'][0]}")
     lists = {"commits": sorted(commits), "devices": sorted(devices)}
     return {"command": shlex.join(command)} | lists
@@ -54,6 +53,7 @@ def write_all(
     Returns:
       A line on what ran, the text of each table, and what the JSON file of each holds.
     """
+    out.mkdir(parents=True, exist_ok=True)
     made_by = provenance(measured, command)
     shown = [one for one, of in measured.items() if one in wanted or of.ended]
     texts, contents = [], []

@@ -28,8 +28,8 @@ from widenet_jax.papers.experiments import (
 
 sizes = configs_module("sizes")
 variants = configs_module("variants")
-# Options that count blocks, groups or features -> the size's field that they are a share of.
 K_OR_G = re.compile(r"\b([KG]) = \d+")  # in labels of feed-forwards
+# Options that count blocks, groups or features -> the size's field that they are a share of.
 SHARE_OF = {"depth": "depth", "routing_groups": "depth", "mlp_dim": "mlp_dim"}
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.block_settings import DTYPES, BlockSettings
+from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.initializers import KernelInit
@@ -42,7 +42,7 @@ class TextEncoder(BlockSettings):
         Returns:
           The head's outputs, float32, and the blocks' aux.
         """
-        dtype, mask = DTYPES[self.dtype], inputs["mask"]
+        dtype, mask = self.float_type, inputs["mask"]
         sizes = ("vocab_size", "num_token_types", "num_positions", "embedding_dim", "norm_epsilon")
         fields = {name: getattr(self, name) for name in sizes}
         embed = TokenEmbed(**fields, dtype=dtype, name="embeddings")

@@ -19,7 +19,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.block_settings import DTYPES
 from widenet_jax.nn.dense import Dense, Dropout, linear
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.mlp import ACTIVATIONS
@@ -50,7 +49,7 @@ def pretraining(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, tra
     """
     del train
     rows = rows_at(x, inputs["mlm_positions"])
-    settings = model.activation, model.norm_epsilon, model.outer_init, DTYPES[model.dtype]
+    settings = model.activation, model.norm_epsilon, model.outer_init, model.float_type
     mlm = MaskedLmHead(table.shape[1], *settings, name="mlm")
     return {
         "mlm_logits": mlm(rows, table),

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.block_settings import DTYPES, BlockSettings
+from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.dense import Dropout, KernelAndBias, linear
 from widenet_jax.nn.initializers import KernelInit
@@ -53,7 +53,7 @@ class VisionTransformer(BlockSettings):
         Returns:
           Logits [B, V] float32, and the blocks' aux.
         """
-        dtype, mask = DTYPES[self.dtype], inputs.get("mask")
+        dtype, mask = self.float_type, inputs.get("mask")
         embed = PatchEmbed(self.patch_size, self.embed_dim, self.outer_init, dtype, name="embed")
         x = embed(inputs["image"].astype(dtype))
         x = PositionEmbed(self.cls_token, name="position")(x)

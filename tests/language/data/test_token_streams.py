@@ -16,13 +16,19 @@ from batch_streams import train_stream as train_stream_of
 
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
+from widenet_jax.corpus.inputs import Passage
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.data import blocks
 from widenet_jax.data.sources import build_source, open_data, overview, unigram_bits
 from widenet_jax.errors import BadInputError
-from widenet_jax.language.data.token_streams import TokenStream, open_stream, window_transform
-from widenet_jax.language.data.tokens import sample_sha256
+from widenet_jax.language.data.token_streams import (
+    TokenStream,
+    in_memory,
+    open_stream,
+    window_transform,
+)
+from widenet_jax.language.data.tokens import Encoder, sample_sha256
 
 ROOT = Path(__file__).parents[3]
 T, B = 3, 2
@@ -55,6 +61,12 @@ def test_a_hand_worked_epoch(text):
     assert batches[29]["tokens"].tolist() == batches[0]["tokens"].tolist()
     assert [k for k, b in enumerate(batches) if b["fresh"].any()] == [0, 29, 58]
     assert batches[0]["tokens"].dtype == np.int32
+
+
+def test_words_end_with_their_document():
+    """Two records of three words each are six words, as in a prepared set."""
+    records = [Passage(b"the cat sat", str(number), None, True) for number in range(2)]
+    assert in_memory(Encoder(None), records)[1]["words"] == 6
 
 
 def test_a_plain_file_has_splits(text):

@@ -73,6 +73,16 @@ def test_documents_of_json_lines_and_parquet_are_joined_by_a_separator(tmp_path:
         assert manifest(out)["documents"] == 2
 
 
+def test_a_separator_of_any_bytes(tmp_path: Path, capsys):
+    """As a command line hands it over: a byte that is no UTF-8 is a surrogate."""
+    lines = write(tmp_path / "a.jsonl", '{"text": "One."}')
+    flags = ("--splits=train=100%", "--separator", "\udcff")
+    assert prepare(lines, tmp_path / "set", *flags) == 0
+    assert tokens(tmp_path / "set", "train").tobytes() == b"One.\xff"
+    found = refused(capsys, "stream", lines, "--out", tmp_path / "b", *flags, "--tokenizer", FOLDER)
+    assert "--separator" in found and "not UTF-8" in found
+
+
 def test_word_pieces_are_those_of_each_line(tmp_path: Path):
     tokenizer = load_tokenizer(str(FOLDER))
     lines = ["  Anne was here.", "", "She smiled. [SEP]"]

@@ -111,7 +111,7 @@ def test_quotients_are_taken_within_a_round():
         [(10.0, 1.0), (90.0, 2.0), (80.0, 3.0)],
         [(20.0, 4.0), (100.0, 4.0), (200.0, 4.0)],
     )
-    rows = pipelines.summarize({"ours": ours, "peer": theirs}, unit="images", peer="peer")
+    rows = pipelines.summarize({"ours": ours, "peer": theirs}, unit="images")
     assert rows[0] == {"pipeline": "ours", "images_per_second": 80.0, "cpu_ms": 2.0, "of_peer": 0.5}
     assert rows[1]["images_per_second"] == 100.0 and rows[1]["of_peer"] == 1.0
 
@@ -158,6 +158,7 @@ def test_the_dispatch_command(capsys: pytest.CaptureFixture):
         (["dispatch", "--images", "3", "--examples_per_group", "2"], "must divide --images"),
         (["dispatch", "--examples_per_group", "0"], "'0' must be a whole number of at least 1"),
         (["dispatch", "--method", "einsun", "--images", "1"], "method='einsun' is unknown"),
+        (["dispatch", "--method", "dense", "--images", "1"], "method='dense' is unknown"),
         (["train_step", "--config", "configs/none.py"], "no Python file"),
         (["feed_forward", "--length=3"], "--length must divide --tokens"),
         (["feed_forward", "--topology=v9-8"], "v9-8 is no TPU"),

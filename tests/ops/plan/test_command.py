@@ -226,6 +226,15 @@ def test_comparisons_check_their_slices_first(name: str, capsys: pytest.CaptureF
     assert f"scripts/compare/{name}.py" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["gpu_kernels", "gpu_steps"])
+def test_comparisons_on_gpus_check_their_names_first(name: str, capsys: pytest.CaptureFixture):
+    main = import_file(str(ROOT / f"scripts/compare/{name}.py")).main
+    with pytest.raises(BadInputError, match="'b17' is unknown; choose one of"):
+        main("b17")
+    main("--help")
+    assert f"scripts/compare/{name}.py" in capsys.readouterr().out
+
+
 def test_a_peer_without_a_checkout(tmp_path: Path):
     peer = import_file(str(ROOT / "scripts/compare/peer_vit.py"))
     with pytest.raises(BadInputError, match="no checkout of big_vision: git clone"):

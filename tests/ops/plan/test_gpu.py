@@ -118,7 +118,7 @@ def test_products_of_float32_run_at_half_the_peak():
 def test_names(name: str):
     host = parse_planned(f"{name.upper()}-4")
     assert (host.num_cores, host.num_devices, host.layout) == (4, 4, "1x1x4")
-    assert host.peak_flops == 4 * GPU_CHIPS[name].flops
+    assert host.peak_flops == 4 * GPU_CHIPS[name].peak_flops
     assert re.search(r"device_memory_size: \d+\s", host.chip.config)
 
 

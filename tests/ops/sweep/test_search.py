@@ -53,6 +53,7 @@ def test_spaces():
     for texts, words in (
         (["seed=int:1"], "two numbers, as in int:1:8"),
         (["a=float:0:inf"], "below the second"),
+        (["a=log:0:1"], "above 0; give two numbers, as in log:1:8"),
         (["a=1,2", "config.a=3,4"], "a already has a space"),
     ):
         with pytest.raises(BadInputError, match=words):

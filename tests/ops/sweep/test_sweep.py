@@ -15,6 +15,7 @@ from refusals import refused
 from small_runs import OVERRIDES, ROOT, command, finish, last_step, start
 
 from widenet_jax.cli.sweep import handing_over, main
+from widenet_jax.config import imports
 from widenet_jax.ops.sweep.axes import sweep
 from widenet_jax.ops.sweep.trials import Trial, check_shared, expand
 
@@ -199,6 +200,30 @@ def test_json_is_one_object(tmp_path: Path, capsys):
     assert shlex.split(found["best"]["command"])[-1] == "--config.seed=1"
     spread = {"std": pytest.approx(0.1767767), "interval": pytest.approx([-0.963276, 2.213276])}
     assert found["over_seeds"] == [{"seeds": 2, "mean": 0.625} | spread]
+
+
+def test_launched_trials_take_no_imported_file(tmp_path: Path, capsys, monkeypatch):
+    (tmp_path / "mine.py").write_text("")
+    for name in ("IMPORTED", "NAMED"):
+        monkeypatch.setattr(imports, name, {})
+    flags = [
+        f"--import={tmp_path / 'mine.py'}",
+        "--launch=a",
+        "--trial_workdir=b",
+        "--sweep=seed=1",
+    ]
+    assert "--launch takes no --import" in refused(capsys, main, DIGITS, *flags)
+
+
+def test_trials_of_other_metrics_are_refused_before_they_run(tmp_path: Path, capsys):
+    flags = [
+        "--config=configs/glue.py",
+        f"--workdir={tmp_path / 'sweep'}",
+        "--sweep=variant=sst2,stsb",
+    ]
+    told = refused(capsys, main, "--config=configs/glue.py", *flags)
+    assert "the trials' primary metrics differ (accuracy, spearman); make a sweep for each" in told
+    assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize(

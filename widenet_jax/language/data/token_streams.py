@@ -209,6 +209,8 @@ def in_memory(encoder: Encoder, text: Iterable[Passage]) -> tuple[Tokens, dict[s
         parts.append(tokens)
         losses.append(lost)
         words.add(np.frombuffer(passage.text, np.uint8))
+        if passage.last:
+            words.end_document()
         size += len(passage.text)
     held = np.concatenate([*parts, np.zeros(0, id_type(encoder.vocab_size))])
     counts = {"bytes": size, "words": words.words}

@@ -1,6 +1,7 @@
 """Tokens of a text: made from passages, kept in files or in memory, and counted."""
 
 import hashlib
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,10 +121,10 @@ class Encoder:
     @property
     def ending(self) -> np.ndarray:
         """The tokens after every document."""
+        text = os.fsencode(self.separator)  # of a command line, perhaps no UTF-8
+        pieces, _ = self.measured(Passage(text, "--separator", None, True))
         found = self.tokenizer and self.separator and self.tokenizer.id_of(self.separator)
-        if isinstance(found, int):
-            return np.array([found], id_type(self.vocab_size))
-        return self.measured(Passage(self.separator.encode(), "--separator", None, True))[0]
+        return np.array([found], pieces.dtype) if isinstance(found, int) else pieces
 
 
 class WordCount:

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from widenet_jax.nn.rules import (
-    IMPLEMENTATION,
     attend_rules,
     check_rules,
     check_values,
@@ -31,7 +30,7 @@ from widenet_jax.nn.rules import (
 from widenet_jax.sharding import device_kind, on_each_device, platform
 from widenet_jax.typing import Array
 
-AUTO, FIELD = "auto", IMPLEMENTATION
+AUTO = "auto"
 # Where plans price a layer lower with the kernel than with xla (docs/log/full_attention.md): on any
 # TPU from this T; on these at any T. On others the two are about alike below it.
 PAYS_FROM = 384

@@ -14,11 +14,6 @@ from widenet_jax.typing import Array
 BASE = 10_000
 
 
-def num_rotated(head_dim: int, share: float) -> int:
-    """Returns how many of H dimensions rotate: the share of H, rounded down to whole pairs."""
-    return int(share * head_dim) // 2 * 2
-
-
 def rotate(x: Array, share: float) -> Array:
     """Rotates queries or keys [B, T, N, H] by their places 0 to T - 1.
 
@@ -28,7 +23,7 @@ def rotate(x: Array, share: float) -> Array:
     Args:
       share: of the H dimensions; 0 returns x.
     """
-    R = num_rotated(x.shape[-1], share)
+    R = int(share * x.shape[-1]) // 2 * 2  # whole pairs
     if not R:
         return x
     cosines, sines = (jnp.asarray(wave)[:, None] for wave in waves(x.shape[1], R))

@@ -92,10 +92,8 @@ class SwitchHead(SelfAttention):
 
     def experts(self, side: str, rows: int, columns: int) -> Array:
         """Returns the kernels of one side, each drawn as one dense kernel."""
-        shape, init = (
-            (self.settings.num_experts, rows, columns),
-            self.kernels.kernel(batch_axis=(0,)),
-        )
+        shape = self.settings.num_experts, rows, columns
+        init = self.kernels.kernel(batch_axis=(0,))
         return KernelAndBias(shape, None, init, name=f"{side}_experts")()[0]
 
     def aux(self, logits: Mapping, chosen: Mapping, mask: Array) -> Aux:

@@ -123,7 +123,5 @@ class MoeLayer(Module):
     def build_router(self, *, parent: nn.Module | None, name: str | None) -> nn.Module:
         """Builds the router as a submodule of `parent`."""
         s, build = self.settings, router_class(self.settings)
-        sizes = s.num_experts, s.num_selected_experts, self.kernels
-        names = ("num_experts", "num_selected_experts", "kernel_init")
-        common = dict(zip(names, sizes, strict=True))
-        return build(**common, **s.router.fields, parent=parent, name=name)
+        sizes = {"num_experts": s.num_experts, "num_selected_experts": s.num_selected_experts}
+        return build(**sizes, kernel_init=self.kernels, **s.router.fields, parent=parent, name=name)

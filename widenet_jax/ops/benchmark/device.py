@@ -252,8 +252,7 @@ def slice_name(device_kind: str, devices: int) -> str | None:
     """Returns the slice that so many devices form, such as "v3-8"; None if they are no TPUs."""
     if not (chip := chip_of(device_kind)):
         return None
-    per_device = chip.cores // chip.devices if chip.name_counts == "cores" else 1
-    return f"{chip.name}-{devices * per_device}"
+    return f"{chip.name}-{devices * chip.cores // chip.devices}"
 
 
 def add_plans(report: Mapping[str, Any], plan: Callable[..., Any]) -> None:

@@ -36,7 +36,7 @@ DispatchSize = namedtuple(
 )
 GROUPS = {LayerSize: "length", DispatchSize: "examples_per_group"}  # these divide the first size
 DENSE = "dense"
-METHODS = (DENSE, *DISPATCHERS, AUTO)
+METHODS = (*DISPATCHERS, AUTO)
 
 
 def sizes(kind: type, **choices: Sequence[int]) -> Iterator[Any]:
@@ -141,8 +141,8 @@ def measure(
     Returns:
       {device, ms, guessed (the share of `ms` that the compiler gives no cycles for; None if
       measured), memory_gib (of the program), tflops}. `tflops` is the useful rate in 1e12 FLOP/s:
-      `hidden` units per token, forward and backward, without padding and dispatch. All numbers of a
-      layer that does not fit are None.
+      `hidden` units per token, forward and backward, without padding and dispatch. Times of a layer
+      that does not fit are None, and so is its memory unless the compiler says it.
     """
     device = (tpu_devices(topology) if topology else jax.devices())[0]
     rngs = {"router": jax.random.key(1)}

@@ -65,7 +65,7 @@ def pipeline_rows(
     per_batch = batch_size * config.data.max_length if spec.stream else batch_size
     unit = "tokens" if spec.stream else resolve(spec.task).unit
     found = take_turns(turns, per_batch, rounds=rounds, seconds=seconds)
-    return summarize(found, unit=unit, peer=PEER)
+    return summarize(found, unit=unit)
 
 
 def take_turns(
@@ -80,7 +80,7 @@ def take_turns(
     return found
 
 
-def summarize(found: Found, *, unit: str, peer: str = "") -> list[dict[str, Any]]:
+def summarize(found: Found, *, unit: str) -> list[dict[str, Any]]:
     """Returns medians over rounds: [{pipeline, UNIT_per_second, cpu_ms, of_peer}].
 
     `cpu_ms` is the processor time per example of all threads and processes; other work on the
@@ -90,12 +90,11 @@ def summarize(found: Found, *, unit: str, peer: str = "") -> list[dict[str, Any]
     Args:
       found: of `take_turns`.
       unit: what an example is, in the plural.
-      peer: the pipeline to compare with; may be absent.
     """
     rows = []
     for name, turns in found.items():
         rates, cpu_ms = np.transpose(turns)
-        quotient = rates / np.transpose(found[peer])[0] if peer in found else None
+        quotient = rates / np.transpose(found[PEER])[0] if PEER in found else None
         medians = {f"{unit}_per_second": rates, "cpu_ms": cpu_ms, "of_peer": quotient}
         found_of = {k: None if of is None else float(np.median(of)) for k, of in medians.items()}
         rows.append({"pipeline": name} | found_of)
@@ -103,7 +102,7 @@ def summarize(found: Found, *, unit: str, peer: str = "") -> list[dict[str, Any]
 
 
 def one_turn(batches: Iterator[Any], batch_size: int, seconds: float) -> tuple[float, float]:
-    """Returns (images/s, processor ms per image) over whole batches for about `seconds`."""
+    """Returns (examples/s, processor ms an example) over whole batches for about `seconds`."""
     for _ in range(WARM_UP_BATCHES):
         next(batches)
     start, cpu, images = time.perf_counter(), cpu_seconds(), 0

@@ -27,7 +27,6 @@ class Chip:
       name: of the generation.
       cores: TensorCores.
       devices: JAX devices; the two cores of a v4 or v5p chip form one device.
-      name_counts: "cores" or "chips", the unit of the number in v3-256 or v5e-16.
       dimensions: number of dimensions of the torus.
       pod: chips of the largest slice.
       flops: peak bfloat16 FLOP/s.
@@ -50,7 +49,6 @@ class Chip:
     name: str
     cores: int
     devices: int
-    name_counts: str
     dimensions: int
     pod: int
     flops: float
@@ -79,7 +77,7 @@ class Gpu:
     """Figures of one kind of NVIDIA GPU.
 
     Sources: XLA's own descriptions, xla/backends/gpu/target_config/specs of openxla/xla (November
-    2026); `flops` and `ici` from NVIDIA's data sheets.
+    2026); `peak_flops` and `ici` from NVIDIA's data sheets.
 
     Attributes:
       kind: `device.device_kind`.
@@ -92,7 +90,7 @@ class Gpu:
       hbm_bandwidth: bytes/s.
       memory: bytes.
       ici: bytes/s that it sends over NVLink.
-      flops: peak bfloat16 FLOP/s.
+      peak_flops: peak bfloat16 FLOP/s.
     """
 
     kind: str
@@ -105,11 +103,7 @@ class Gpu:
     hbm_bandwidth: float
     memory: int
     ici: float
-    flops: float
-
-    @property
-    def peak_flops(self) -> float:
-        return self.flops
+    peak_flops: float
 
     @property
     def hbm_limit(self) -> float:
@@ -143,7 +137,8 @@ _FIGURES = tomllib.loads(Path(__file__).with_name("chips.toml").read_text())
 CHIPS = {name: Chip(name, **fields) for name, fields in _FIGURES["tpus"].items()}
 GPUS: dict[str, float] = _FIGURES["gpus"]  # parts of `device.device_kind` -> peak FLOP/s
 GPU_CHIPS = {
-    name: Gpu(**fields, flops=GPUS[name.upper()]) for name, fields in _FIGURES["gpu_plans"].items()
+    name: Gpu(**fields, peak_flops=GPUS[name.upper()])
+    for name, fields in _FIGURES["gpu_plans"].items()
 }
 MOST_GPUS = 8  # of a host; NVLink connects them
 ALIASES = {"v5litepod": "v5e"}
@@ -194,7 +189,7 @@ class Topology:
         One machine has four chips of two cores, or up to eight chips of one core: in both cases up
         to eight of the units in the name.
         """
-        return self.slices > 1 or int(self.accelerator_type.rpartition("-")[2]) > 8
+        return self.slices > 1 or self.num_cores > 8
 
     @property
     def peak_flops(self) -> float:
@@ -209,10 +204,8 @@ class Topology:
     @property
     def accelerator_type(self) -> str:
         """Returns Cloud TPU's name of a slice, such as "v3-256" or "v5litepod-16"."""
-        per_chip = self.chip.cores if self.chip.name_counts == "cores" else 1
-        count = per_chip * math.prod(self.shape)
         generation = "v5litepod" if self.generation == "v5e" else self.generation
-        return f"{generation}-{count}"
+        return f"{generation}-{self.num_cores // self.slices}"
 
     @property
     def request(self) -> str:
@@ -244,7 +237,7 @@ class GpuHost:
 
     @property
     def peak_flops(self) -> float:
-        return self.num_devices * self.chip.flops
+        return self.num_devices * self.chip.peak_flops
 
     @property
     def layout(self) -> str:
@@ -312,17 +305,19 @@ def chips_of(generation: str, count: int, *, flag: str) -> int:
       BadInputError: Cloud TPU offers no slice of that size; the message begins with `flag`.
     """
     chip = CHIPS[generation]
-    per_chip = chip.cores if chip.name_counts == "cores" else 1
-    chips, rest = divmod(count, per_chip)
+    chips, rest = divmod(count, chip.cores)
+    unit = "cores" if chip.cores > 1 else "chips"
     if chip.dimensions == 3:
-        sizes = f"multiples of {4 * per_chip} {chip.name_counts} (whole hosts of four chips)"
+        sizes = f"multiples of {4 * chip.cores} {unit} (whole hosts of four chips)"
         offered = not rest and chips > 0 and chips % 4 == 0
     else:
-        smallest = 1 if per_chip == 1 else 4
-        sizes = f"powers of two of at least {smallest * per_chip} {chip.name_counts}"
+        smallest = 1 if chip.cores == 1 else 4
+        sizes = f"powers of two of at least {smallest * chip.cores} {unit}"
         offered = not rest and chips >= smallest and chips & (chips - 1) == 0
     if not offered or chips > chip.pod:
-        raise BadInputError(f"{flag}: {generation} comes in {sizes}, up to {chip.pod * per_chip:,}")
+        raise BadInputError(
+            f"{flag}: {generation} comes in {sizes}, up to {chip.pod * chip.cores:,}"
+        )
     return chips
 
 

@@ -4,6 +4,7 @@ DIR/TRIAL/               the trial's workdir (elsewhere, as on gs://, where tria
 DIR/logs/TRIAL.log       what the trial printed, over all its starts
 DIR/logs/TRIAL.lock      locked while a process runs the trial
 DIR/logs/TRIAL.pruned, TRIAL.handed_over   exist where a search ended it, or a scheduler has it
+DIR/search.lock          locked while a process searches
 DIR/search.json          of a search: its space, and the values that Optuna proposed
 DIR/results.csv          and pictures
 """

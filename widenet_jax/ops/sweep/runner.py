@@ -183,10 +183,11 @@ def score_of(result: Mapping[str, Any]) -> str:
 
 @contextmanager
 def noting_signals(into: list[int]) -> Iterator[None]:
-    """Appends SIGTERM and Ctrl-C to `into`, instead of their usual effect."""
+    """Appends SIGTERM and Ctrl-C to `into`, instead of their usual effect, unless ignored."""
     before = {
         number: signal.signal(number, lambda got, _: into.append(got))
         for number in (signal.SIGTERM, signal.SIGINT)
+        if signal.getsignal(number) != signal.SIG_IGN
     }
     try:
         yield

@@ -50,6 +50,8 @@ def parse_space(texts: Sequence[str]) -> Space:
             low, high = map(int if kind == "int" else float, ends)
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
                 raise ValueError("the first number must be below the second")
+            if kind == "log" and low <= 0:
+                raise ValueError("a logarithmic range begins above 0")
         except ValueError as error:
             raise BadInputError(
                 f"--space {text!r}: {error}; give two numbers, as in {kind}:1:8"

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.fields import fields_of, override
 from widenet_jax.config.files import find_config, import_file, load_config
-from widenet_jax.config.imports import NAMED
+from widenet_jax.config.imports import NAMED, errors_of_file
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.pretrained_config import PRETRAINED, set_fields
 from widenet_jax.ops.sweep import axes
@@ -200,18 +200,20 @@ def settings_of_config(config: str) -> list[Settings]:
         raise BadInputError(
             f"nothing to sweep: give --sweep FIELD=VALUE,VALUE, or write get_sweep(sweep) in {path}"
         )
-    try:
+    with errors_of_file(path, f"--config={config}: get_sweep", plain=BadInputError):
         settings = [{axes.field_name(k): v for k, v in one.items()} for one in get_sweep(axes)]
-    except BadInputError as error:
-        raise BadInputError(f"--config={config}: {error}") from None
-    except Exception as error:
-        raise BadInputError(
-            f"--config={config}: get_sweep: {type(error).__name__}: {error}; it must return "
-            "what sweep, product or zipit return"
-        ) from error
     if not settings:
         raise BadInputError(f"--config={config}: get_sweep returns no settings; return one or more")
     return settings
+
+
+def check_comparable(trials: Iterable[Trial]) -> None:
+    """Raises BadInputError where trials have other primary metrics, so that none is the best."""
+    names = dict.fromkeys(trial.primary_metric().name for trial in trials)
+    if len(names) > 1:
+        raise BadInputError(
+            f"the trials' primary metrics differ ({', '.join(names)}); make a sweep for each"
+        )
 
 
 def check_shared(trials: Sequence[Trial]) -> None:
