@@ -97,7 +97,7 @@ def require_store(what: epath.PathLike) -> ModuleType:
 
 
 def user_cache(name: str) -> Path:
-    """Returns this user's directory for files that can be computed again, such as "compiled"."""
+    """Returns this user's directory for files that can be computed again, such as "programs"."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "widenet_jax" / name
 

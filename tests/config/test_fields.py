@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from widenet_jax.config.fields import (
     described,
     field_names,
     fields_of,
+    limits,
     override,
     rows_of,
     without_effect,
@@ -127,6 +129,25 @@ OF_TASKS = (
     "squad:v2",
     "glue:scores",
 )
+
+
+@pytest.mark.parametrize("name", OF_TASKS)
+def test_whole_numbers_stand_for_numbers(name: str):
+    """As in a section that a config file replaces; a flag may give the field a fraction."""
+    before = config_named(name).to_dict()
+    for field, value in fields_of(ConfigDict(before)):
+        if type(value) is float:
+            least, most = limits(rows_of(before["task"]["name"])[field])
+            config = ConfigDict(before, type_safe=False)
+            *sections, last = field.split(".")
+            section = functools.reduce(ConfigDict.__getitem__, sections, config)
+            section[last] = math.ceil(least)
+            config = ConfigDict(config.to_dict())
+            middle = (math.ceil(least) + min(most, 2)) / 2
+            assert dict(fields_of(override(config, [])))[field] == math.ceil(least), field
+            config = ConfigDict(config.to_dict())
+            changed = override(config, [f"--config.{field}={middle}"])
+            assert dict(fields_of(changed))[field] == middle, field
 
 
 @pytest.mark.parametrize("name", OF_TASKS)

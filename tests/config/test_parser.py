@@ -121,6 +121,9 @@ def test_the_home_directory_after_an_equals_sign(parser, monkeypatch):
     options = parser.read(["--workdir=~/x", "a=~/y", "--config.b=~/z"])
     assert (options.workdir, options.files) == ("/me/x", ["a=~/y"])
     assert options.fields == ["--config.b=~/z"]  # the run replaces it
+    parser.add_argument("--text", metavar="TEXT")
+    options = parser.read(["--workdir=a", "--text=~/x is gone"])
+    assert options.text == "~/x is gone"  # and no place
 
 
 @pytest.fixture

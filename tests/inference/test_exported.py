@@ -71,6 +71,10 @@ def test_damaged_exports_are_refused(exported, tmp_path):
     ):
         (exported / "export.json").write_text(json.dumps(record | change))
         refuses(message, read_exported, exported)
+    damaged = ([], {"format_version": 1}, record | {"info": [3]}, record | {"params_file": ["x"]})
+    for content in damaged:
+        (exported / "export.json").write_text(json.dumps(content))
+        refuses(r"export.json: .*; copy or export it again", read_exported, exported)
     (exported / "export.json").write_text(json.dumps(record))
     path = exported / record["params_file"]
     whole = path.read_bytes()
@@ -85,14 +89,13 @@ def test_damaged_exports_are_refused(exported, tmp_path):
 
 
 def test_an_export_is_exported_again(digits_export, tmp_path):
-    """Without a result, as of an unfinished run; never into a directory with files."""
+    """Without a result, as of an unfinished run."""
     model = read_model(str(digits_export))
     unfinished = type(model)(model.params, model.config, model.info, model.step)
     again = epath.Path(tmp_path / "again")
     write_exported(again, unfinished, file_format="npz")
     assert params_sha256(read_exported(again).params) == params_sha256(model.params)
     assert "not evaluated: the run has not finished" in (again / "README.md").read_text()
-    refuses("is not empty; name a new directory", write_exported, again, model, file_format="npz")
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,8 @@ def test_the_legend_says_what_training_alone_does_to_labels(tmp_path: Path, draw
     """Each field of a task that does; long names get fewer columns."""
     run = write_run(tmp_path / "run", [0.5, 0.6])
     off = load_config(f"{ROOT}/configs/digits.py")
+    with off.unlocked():
+        off.imports = ["sha256:0 /moved/mine.py"]  # a legend needs no parts of a user's
     off.task.label_smoothing = off.augment.mixup_alpha = off.augment.cutmix_alpha = 0.0
     on = {"label_smoothing": 0.1, "class_weights": "balanced"}
     mixed = {"mixup_alpha": 0.2, "cutmix_alpha": 1.0}

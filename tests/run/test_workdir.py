@@ -134,7 +134,9 @@ def test_only_training_takes_another_duration(workdir: epath.Path):
 def test_the_config_of_a_start_that_saved_nothing_is_replaced(workdir: epath.Path, saved: str):
     """A shorter, other run takes its place; where anything else lies there, nothing changes."""
     (workdir / "metrics.jsonl").unlink()
-    (workdir / "tokenizer.json").write_text("{}")  # of the start's data
+    (workdir / "environment.json").unlink()
+    write_run(workdir, digits.get_config(), INFO | {"tokenizer": {}})
+    (workdir / "notes.json").write_text("{}")  # the user's
     if saved:
         (workdir / saved).mkdir(parents=True)
     (workdir / "tensorboard").mkdir()  # opened before the first step
@@ -149,6 +151,7 @@ def test_the_config_of_a_start_that_saved_nothing_is_replaced(workdir: epath.Pat
     write_run(workdir, other, INFO)
     assert json.loads((workdir / "config.json").read_text())["seed"] == (0 if saved else 1)
     assert (workdir / "tokenizer.json").exists() == bool(saved)
+    assert (workdir / "notes.json").exists()
     assert len(json.loads((workdir / "environment.json").read_text())) == (2 if saved else 1)
 
 

@@ -19,7 +19,7 @@ Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 import dataclasses
 
 from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, show
-from widenet_jax.errors import choose, refuse
+from widenet_jax.errors import choose, refuse, refuse_value
 
 
 def main(argv: Argv = None) -> int:
@@ -50,6 +50,9 @@ def export(options: Options) -> None:
         (halves and chosen.contents is not plain_files, "no float16 there; leave --dtype out"),
         (options.license and chosen.opens, "no model card there; leave --license out"),
     )
+    out = absolute(options.out)
+    full = out.exists() and any(out.iterdir())
+    refuse_value(f"--out={out}", (full, "is not empty; name a new directory"))
     read = open_trained if chosen.opens else read_model
     model = read(place, checkpoint=options.checkpoint)
     card = model.card or origin(earlier_starts(absolute(find_model(place)[0]) / STARTS))
@@ -59,7 +62,7 @@ def export(options: Options) -> None:
         from widenet_jax.inference.float16 import in_float16
 
         model = in_float16(model, open_trained(place, checkpoint=options.checkpoint))
-    write_exported(absolute(options.out), model, file_format=options.format, place=place)
+    write_exported(out, model, file_format=options.format, place=place)
     setting = options.format == "safetensors" and uncovered(model.config)
     if setting and model.config["task"]["name"] == "classification":
         say(f"note: {options.out} has no pytorch_model.py, which does not compute {setting}")

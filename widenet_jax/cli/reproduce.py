@@ -33,6 +33,7 @@ from widenet_jax.papers import kept
 from widenet_jax.papers.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
 from widenet_jax.papers.runs import Trials, carry_out, look_at
 from widenet_jax.papers.scales import SCALES, Scale, runnable, runs_of, trial_of
+from widenet_jax.run.tables import text_table
 
 RECORD = "reproduce.json"  # in a workdir, the flags of its runs: SHARED and the last call's others
 SHARED = {"scale": "smoke", "data_dir": "data", "trial_workdir": ""}  # with their defaults
@@ -136,8 +137,6 @@ def begin(asked: Trials, directory: Directory, options: Options) -> None:
 
 def show_names(options: Options) -> None:
     """Prints the experiments, the names for several of them, and the scales."""
-    from widenet_jax.run.tables import text_table  # imports SciPy
-
     titles = {name: one.title for name, one in EXPERIMENTS.items()}
     groups = {name: " ".join(of) for name, of in GROUPS.items()}
     scales = {name: "; ".join(scale.about.values()) for name, scale in SCALES.items()}

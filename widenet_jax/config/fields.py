@@ -4,7 +4,9 @@ A row is (default, meaning), (default, meaning, least) or (default, meaning, lea
 """
 
 import ast
+import functools
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -88,9 +90,9 @@ def field_names() -> set[str]:
     return set().union(*map(rows_of, TASKS))
 
 
-def limits(row: tuple, value: Any) -> tuple[float, float]:
+def limits(row: tuple) -> tuple[float, float]:
     """Returns the least and the largest value of a number's row."""
-    usual = (1, 2**31 - 1) if type(value) is int else (0, LARGEST)
+    usual = (1, 2**31 - 1) if type(row[0]) is int else (0, LARGEST)
     return (*row[2:], *usual[len(row[2:]) :])
 
 
@@ -111,6 +113,7 @@ def override(config: ConfigDict, flags: Sequence[str]) -> ConfigDict:
       BadInputError: no such field, or a value of the wrong type or out of range.
     """
     task = task_of(config)
+    whole_to_numbers(config)
     for flag in flags:
         name, equals, text = flag.partition("=")
         if not (equals and name.startswith("--config.")):
@@ -119,6 +122,17 @@ def override(config: ConfigDict, flags: Sequence[str]) -> ConfigDict:
     check_task(config, task)
     check_numbers(config)
     return config.lock()
+
+
+def whole_to_numbers(config: ConfigDict) -> None:
+    """Makes floats of the whole numbers that a config file may write for numbers."""
+    rows = rows_of(task_of(config))
+    for name, value in [*fields_of(config)]:
+        if type(value) is int and type(rows.get(name, (value,))[0]) is float:
+            *sections, last = name.split(".")
+            section = functools.reduce(operator.getitem, sections, config)
+            with section.ignore_type():
+                section[last] = float(value)
 
 
 def without_effect(config: ConfigDict, flags: Sequence[str]) -> list[str]:
@@ -165,7 +179,7 @@ def check_numbers(config: ConfigDict) -> None:
     rows = rows_of(task_of(config))
     for name, value in fields_of(config):
         if type(value) in (int, float):
-            least, most = limits(rows[name], value) if name in rows else (-LARGEST, LARGEST)
+            least, most = limits(rows[name]) if name in rows else (-LARGEST, LARGEST)
             check_range(f"--config.{name}", value, least, most)
 
 

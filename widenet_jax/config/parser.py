@@ -67,7 +67,9 @@ class Parser(argparse.ArgumentParser):
           BadInputError: an unknown flag, a missing or impossible value.
         """
         words, fields = split_fields(sys.argv[1:] if argv is None else argv)
-        words = [with_home(word) for word in words]
+        prose = (action for action in self._all_actions() if action.metavar == "TEXT")
+        texts = {name for action in prose for name in action.option_strings}
+        words = [word if word.partition("=")[0] in texts else with_home(word) for word in words]
         raise_first(self._unknown_flags(words))
         if self._subparsers:  # argparse does not mix positional words with flags there
             options, rest = self.parse_known_args(words)

@@ -7,6 +7,9 @@ export.json                        format version, step, SHA-256 of the paramete
 README.md                          the model card
 pytorch_model.py                   with safetensors, of image classifiers: the model in PyTorch
 
+An encoder of texts is also written as Hugging Face's: model.safetensors, config.json and
+tokenizer.json, with a README.md.
+
 A classifier may also be exported as StableHLO, one file that a program with JAX calls:
 
 classifier.stablehlo               (arrays of n examples) -> probabilities of the classes, any n
@@ -34,7 +37,7 @@ from jax import export
 
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError, check_format, refuse, refusing, require
-from widenet_jax.files import read_json, write_bytes, write_json
+from widenet_jax.files import read_json, read_object, write_bytes, write_json
 from widenet_jax.inference import pytorch_model
 from widenet_jax.inference.model_card import READ_LINES, describe_model, model_card
 from widenet_jax.nn.moe.slots import capacity_limit
@@ -79,11 +82,9 @@ def write_exported(
       place: where it was read from, for messages.
 
     Raises:
-      BadInputError: the directory is not empty, or the format has no such model.
+      BadInputError: the format has no such model.
     """
     chosen = FORMATS[file_format]
-    if directory.exists() and any(directory.iterdir()):
-        raise BadInputError(f"--out={directory} is not empty; name a new directory")
     contents = chosen.contents(model, place, chosen.file)
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
@@ -214,23 +215,22 @@ def read_exported(directory: epath.Path) -> Stored:
     Raises:
       BadInputError: a file is missing or damaged, or has an unknown format version.
     """
-    record = read_json(directory / RECORD)
+    record, advice = read_object(directory / RECORD), "; copy or export it again"
     check_format(record, FORMAT_VERSION, place=directory / RECORD)
-    file, info = record["params_file"], record["info"]
-    # A record must not name a file outside its directory.
-    odd = file not in READ_LINES or not all(map(str.isidentifier, info))
-    names = f"params_file {file!r} or one of {info} is not a name that an export has"
-    card = record.get("card", {})
-    no_card = f"card {card!r} is not an object; copy or export it again"
-    told = f"{names}; copy or export it again"
-    refuse(directory / RECORD, (odd, told), (not isinstance(card, dict), no_card))
+    with refusing(f"{directory / RECORD}: damaged", KeyError, TypeError, advice=advice):
+        file, info, card = record["params_file"], record["info"], record.get("card", {})
+        # A record must not name a file outside its directory.
+        odd = file not in READ_LINES or not all(map(str.isidentifier, info))
+        names = f"params_file {file!r} or one of {info} is not a name that an export has"
+        rows = (odd, names + advice), (not isinstance(card, dict), f"card {card!r} is no object")
+        refuse(directory / RECORD, *rows)
+        about = {"step": record["step"], "result": record["result"], "card": card}
     params = flax.traverse_util.unflatten_dict(read_arrays(directory / file), sep="/")
-    changed = params_sha256(params) != record["params_sha256"]
+    changed = params_sha256(params) != record.get("params_sha256")
     told = "the parameters differ from the exported ones; copy or export it again"
     refuse(directory / file, (changed, told))
-    config, *values = (read_json(directory / f"{name}.json") for name in ("config", *info))
-    known = dict(zip(info, values, strict=True))
-    return Stored(params, config, known, record["step"], result=record["result"], card=card)
+    known = {name: read_json(directory / f"{name}.json") for name in info}
+    return Stored(params, read_object(directory / "config.json"), known, **about)
 
 
 # --- Flat files of named arrays. Pickled objects are refused, because they can run code.

@@ -185,7 +185,7 @@ def check_values(section: str, values: Mapping[str, Any]) -> None:
                 field=field,
             )
         elif type(default) in (int, float):
-            check_range(field, value, *limits(rows[name], default))
+            check_range(field, value, *limits(rows[name]))
 
 
 IMPLEMENTATION = "config.model.attention.implementation"

@@ -28,7 +28,6 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
-from widenet_jax.config.files import stored_config
 from widenet_jax.files import read_json, read_object, write_bytes
 from widenet_jax.run.metrics import JsonLines
 
@@ -211,12 +210,12 @@ def split_name(workdir: epath.PathLike, split: str) -> str:
 
     Of training with the changes of its labels: "train (smoothed labels)".
     """
-    if not (epath.Path(workdir) / "config.json").exists():
+    if not (file := epath.Path(workdir) / "config.json").exists():
         return split
-    config = stored_config(str(workdir))
-    fields = {**config.task, **config.get("augment", {})} if split == "train" else {}
+    config = read_object(file)  # not its parts, whose files may have moved
+    fields = {**config["task"], **config.get("augment", {})} if split == "train" else {}
     changes = [text for name, text in TARGETS.items() if fields.get(name, 0) not in (0, "none")]
-    return config.data[f"{split}_split"] + f" ({', '.join(changes)})" * bool(changes)
+    return config["data"][f"{split}_split"] + f" ({', '.join(changes)})" * bool(changes)
 
 
 def write_decimals(axis: Axis) -> None:

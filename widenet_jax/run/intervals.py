@@ -9,8 +9,8 @@ import numpy as np
 Z = 1.959964  # the normal distribution's 97.5% quantile
 RESAMPLES = 1000
 Interval = tuple[float, float]
-# Metrics that are shares of these. Packed sequences have more orders, and a narrower interval.
 ERROR = "_se"  # ends the name of another metric's standard error
+# Metrics that are shares of these. Packed sequences have more orders, and a narrower interval.
 UNITS = {"order_accuracy": "sequences", "exact": "questions"}
 # Metrics that are correlations over "examples" -> the factor of r**2 / (n - 3) in the variance of
 # arctanh(r), beside 1 / (n - 3): Fisher 1921; Bonett and Wright 2000.

@@ -1,7 +1,7 @@
 """What surrounds the loop of a start: hosts, stops, watchdog, disk, metrics, notes and failures."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -207,25 +207,22 @@ class Runtime(ExitStack):
             for batch in read:
                 yield global_batch(batch, self.experiment.mesh, self.config.batch_size)
 
-    def saving(self) -> ExitStack:
-        """Returns a context in which a stop request or a bad example ends the run with a save."""
-        stack = ExitStack()
-        stack.push(self._save_and_end)
-        return stack
-
-    def _save_and_end(self, _: Any, ending: BaseException | None, __: Any) -> None:
-        if not isinstance(ending, StopRequestedError | BadExampleError | CallbackError):
-            return
-        requested = isinstance(ending, StopRequestedError)
-        # These errors end one host alone, which cannot save without the others.
-        if self.step > self.start_step and (requested or jax.process_count() == 1):
-            self.report_skipped(self.state, *self.unchecked)
-            self.save(self.state)
-            self.checkpoints.wait()
-            self.note(f"saved after step {self.step:,}")
-        if requested:
-            raise self.stop.stopped(self.step) from None
-        raise (ending.__cause__ or ending) from None
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Is a context in which a stop request or a bad example ends the run with a save."""
+        try:
+            yield
+        except (StopRequestedError, BadExampleError, CallbackError) as ending:
+            requested = isinstance(ending, StopRequestedError)
+            # These errors end one host alone, which cannot save without the others.
+            if self.step > self.start_step and (requested or jax.process_count() == 1):
+                self.report_skipped(self.state, *self.unchecked)
+                self.save(self.state)
+                self.checkpoints.wait()
+                self.note(f"saved after step {self.step:,}")
+            if requested:
+                raise self.stop.stopped(self.step) from None
+            raise (ending.__cause__ or ending) from None
 
     def after_step(self, state: TrainState, metrics: Mapping[str, Any]) -> None:
         """Counts a step, tells of it, and decides whether its state is to be evaluated.

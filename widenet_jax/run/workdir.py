@@ -24,7 +24,7 @@ from widenet_jax.checkpoint.checkpoints import LAST
 from widenet_jax.checkpoint.series import steps_in
 from widenet_jax.config.durations import to_steps
 from widenet_jax.config.fields import rows_of, task_of
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refuse, refuse_value
 from widenet_jax.experiment import Experiment
 from widenet_jax.nn.loop import draw_loops
 from widenet_jax.optim.build import build_learning_rate
@@ -230,7 +230,8 @@ def write_run(
     file = workdir / "config.json"
     starts = workdir / files.STARTS
     if files.may_replace(workdir):
-        others = [path for path in files.matching(workdir, "*.json") if path not in (file, starts)]
+        begun = {name for start in earlier_starts(starts) for name in start.get("info", ())}
+        others = [workdir / f"{name}.json" for name in begun]
         for path in (*others, file, starts):  # in this order: a kill leaves no odd directory
             path.unlink(missing_ok=True)
     stored = json.loads(file.read_text()) if file.exists() else plain(config)
@@ -238,7 +239,8 @@ def write_run(
         files.write_json(file, stored | {"duration": config.duration})
     for name, value in info.items():
         files.write_json(workdir / f"{name}.json", value)
-    files.write_json(starts, [*earlier_starts(starts), environment() | {"attention": attention}])
+    start = environment() | {"attention": attention, "info": [*info]}
+    files.write_json(starts, [*earlier_starts(starts), start])
 
 
 def earlier_starts(path: epath.Path) -> list[dict]:
@@ -328,38 +330,28 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
       BadInputError: the run is to become shorter; or longer, with another learning rate or other
         loops for steps that are done, and `extend` is False; or there is no run to extend.
     """
-    problem, line = compare_lengths(workdir, experiment, extend=extend)
-    if problem:
-        raise BadInputError(problem)
-    return line
-
-
-def compare_lengths(
-    workdir: epath.Path, experiment: Experiment, *, extend: bool
-) -> tuple[str, str]:
-    """Returns why a run cannot have another length, and the line of one that can; "" for none."""
-    config, earlier = experiment.config, earlier_config(workdir)
+    config, earlier, place = experiment.config, earlier_config(workdir), f"--workdir={workdir}"
     if earlier is None:
-        return f"--extend: --workdir={workdir} holds no run yet; leave it out" * extend, ""
+        refuse("--extend", (extend, f"{place} holds no run yet; leave it out"))
+        return ""
     stored = earlier["duration"]
     sizes = {"batch_size": config.batch_size, "num_examples": experiment.data_info.num_examples}
     before, now = to_steps(stored, field="config.duration", **sizes), experiment.total_steps
-    if now < before:
-        there = f"duration: {stored!r} there, {config.duration!r} here, which is shorter"
-        return (
-            f"--workdir={workdir} holds a run of another config ({there}); a run can only become "
-            "longer: repeat its config to resume it, or name a new --workdir"
-        ), ""
+    there = f"duration: {stored!r} there, {config.duration!r} here, which is shorter"
+    shorter = (
+        f"holds a run of another config ({there}); a run can only become longer: repeat its config "
+        "to resume it, or name a new --workdir"
+    )
+    refuse_value(place, (now < before, shorter))
     changes = changes_by_length(experiment, before, max(steps_in(workdir / LAST), default=0))
     change = "; ".join(changes.values())
     change += f". A run of {now:,} steps from the start would have had others"
-    if extend or not changes:
-        return "", f"extended from {before:,} to {now:,} steps: {change}" if changes else ""
-    return (
-        f"--workdir={workdir} holds a run of {before:,} steps, and config.duration="
-        f"{config.duration!r} makes it {now:,}, with {' and '.join(changes)}: {change}. To "
-        "continue like this add --extend"
-    ), ""
+    longer = (
+        f"holds a run of {before:,} steps, and config.duration={config.duration!r} makes it "
+        f"{now:,}, with {' and '.join(changes)}: {change}. To continue like this add --extend"
+    )
+    refuse_value(place, (changes and not extend, longer))
+    return f"extended from {before:,} to {now:,} steps: {change}" if changes else ""
 
 
 def changes_by_length(experiment: Experiment, before: int, done: int) -> dict[str, str]:
