@@ -222,8 +222,8 @@ def read_exported(directory: epath.Path) -> Stored:
         # A record must not name a file outside its directory.
         odd = file not in READ_LINES or not all(map(str.isidentifier, info))
         names = f"params_file {file!r} or one of {info} is not a name that an export has"
-        rows = (odd, names + advice), (not isinstance(card, dict), f"card {card!r} is not an object{advice}")
-        refuse(directory / RECORD, *rows)
+        no_card = not isinstance(card, dict), f"card {card!r} is not an object{advice}"
+        refuse(directory / RECORD, (odd, names + advice), no_card)
         about = {"step": record["step"], "result": record["result"], "card": card}
     params = flax.traverse_util.unflatten_dict(read_arrays(directory / file), sep="/")
     changed = params_sha256(params) != record.get("params_sha256")
