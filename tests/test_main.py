@@ -181,6 +181,16 @@ def test_fields_are_set_with_their_types():
     assert config.batch_size == load_config("configs/imagenet.py").batch_size
 
 
+def test_programs_have_a_directory_before_a_config_imports_jax(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # restored at the end
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    text = "import os\nfrom configs.digits import get_config\n"
+    (tmp_path / "mine.py").write_text(text + "assert 'JAX_COMPILATION_CACHE_DIR' in os.environ")
+    parse_flags(["main", f"--config={tmp_path / 'mine.py'}", "--workdir=W"])
+    assert list((tmp_path / "widenet_jax/programs").iterdir())
+
+
 def test_a_run_for_programs(capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch):
     """stdout is one JSON object; progress goes to stderr. Evaluation needs only the workdir."""
     monkeypatch.setattr(train, "build_experiment", shared_experiment)

@@ -86,6 +86,8 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         no pretrained model where the config asks for one.
     """
     own = flag_parser().read(argv[1:])
+    if not (own.distributed or own.coordinator):  # of several hosts only the first one writes
+        keep_compiled(os.environ)  # before a config imports JAX
     for flag, why in OF_TRAINING.items():
         if getattr(own, flag) and own.mode != "train":
             raise BadInputError(f"--{flag} {why.format(own.mode)}")
@@ -225,8 +227,6 @@ def main(argv: Sequence[str]) -> int:
         if alone:  # others would wait for a host that ends before it has joined them
             check_model(config.model, task_of(config), begun=config_file(own.workdir).exists)
         logging.set_verbosity(logging.FATAL)  # Orbax logs tracebacks of errors reported below
-        if alone:  # of several hosts only the first one writes
-            keep_compiled(os.environ)
         join_hosts(own, stop)
         import jax  # takes seconds
 

@@ -221,6 +221,23 @@ def test_webdataset(tmp_path, capsys, kind):
         assert "train-000.tar:v1.0/000.cls: the commands webdataset, cifar_python read" in line
 
 
+def test_a_field_that_is_named_has_the_labels_of_webdataset(tmp_path, capsys):
+    """Whatever stands in .cls; an image without a .json is refused."""
+    members = {}
+    for n, name in enumerate(("cat", "ant")):
+        fields = json.dumps({"label": 1 - n, "animal": name}).encode()
+        members |= {f"{n}.jpg": photo(n), f"{n}.cls": b"7", f"{n}.json": fields}
+    make_tar(tmp_path / "train.tar", members)
+    flags = f"--split=train={tmp_path}/train.tar", "--label-column"
+    assert read_back(packed(tmp_path / "a", "webdataset", *flags, "animal"))[0] == ("ant", "cat")
+    own = read_back(packed(tmp_path / "b", "webdataset", *flags, "label"))[1]
+    assert own == [(1, photo(0)), (0, photo(1))]
+    assert len(read_back(packed(tmp_path / "c", "webdataset", flags[0]))[0]) == 8  # 0 to 7
+    make_tar(tmp_path / "train.tar", members | {"2.jpg": photo(2), "2.cls": b"7"})
+    line = refused(capsys, "webdataset", *flags, "animal", "--out", tmp_path / "d")
+    assert "2.jpg: has no label: no .json of its name follows" in line
+
+
 def test_cifar10_binary_is_exact(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
     labels = [9, 0, 3, 3, 0]

@@ -253,7 +253,8 @@ def read_webdataset(options: Options) -> Converted:
     """Reads tar archives of WebDataset.
 
     Consecutive files of one name, up to its first dot, are a sample: an image, and a label in a
-    `.cls` (an integer), or else a field of a `.json`, or else a `.txt` (an integer or a name).
+    `.cls` (an integer), or else in the field `label` of a `.json`, or else in a `.txt` (an integer
+    or a name). Where --label-column names a field, labels are that field's.
     Archives are read twice: for the labels, then for the images.
 
     Raises:
@@ -287,11 +288,13 @@ def _samples(path: str, field: str, left_out: Counter[str], read: Any) -> Iterat
             found[kind] = member.where, readers[kind](member) if kind in readers else b""
         if "image" in found:
             where, image = found.pop("image")
-            kind = next((kind for kind in LABELS if kind in found), "")
-            refuse(where, (not kind, f"has no label: no {', '.join(LABELS)} of its name follows"))
-            yield _label_in(kind, *found.pop(kind), field), image, where
-        problem = f"no image of this name ({', '.join(IMAGE_SUFFIXES)})"
-        refuse(f"{path}:{key}.cls", (".cls" in found, problem))
+            kinds = (".json",) if field else LABELS
+            kind = next((kind for kind in kinds if kind in found), "")
+            refuse(where, (not kind, f"has no label: no {', '.join(kinds)} of its name follows"))
+            yield _label_in(kind, *found.pop(kind), field or "label"), image, where
+        elif ".cls" in found:
+            problem = f"no image of this name ({', '.join(IMAGE_SUFFIXES)})"
+            raise BadInputError(f"{path}:{key}.cls: {problem}")
         left_out.update(kind or "no suffix" for kind in found)
 
 

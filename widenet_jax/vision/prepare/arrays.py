@@ -151,7 +151,7 @@ def read_parquet(options: Options) -> Converted:
       BadInputError: a file is damaged, or has other columns, or a label is no class.
     """
     images = [options.image_column] if options.image_column else IMAGE_COLUMNS
-    choices = {"--image-column": images, "--label-column": [options.label_column]}
+    choices = {"--image-column": images, "--label-column": [options.label_column or "label"]}
     return joined(options.input, partial(_read_table, choices=choices))
 
 

@@ -113,7 +113,7 @@ def findings_in_packs(files: Sequence[str], place: str, options: Options) -> Che
             reader=f"widenet_jax.vision.prepare.{reader}",
             input=one if "cifar" in reader else splits,
             image_column="" if column in arrays.IMAGE_COLUMNS else column,  # "": as the packer does
-            label_column=options.label_column or "label",
+            label_column=options.label_column,
             labels=options.labels,
         )
     )

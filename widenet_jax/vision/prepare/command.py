@@ -35,10 +35,11 @@ def add_commands(commands: Any) -> None:
     text = 'for an archive without folders: a file of lines "image-file-name class"'
     add("--labels", metavar="FILE", help=text)
     add = converter("webdataset", "--split", "archives:read_webdataset", "WebDataset's archives")
-    add("--label-column", metavar="NAME", default="label", help="field of .json, label by default")
+    text = "labels are this field of .json; by default of .cls, or label in .json, or of .txt"
+    add("--label-column", metavar="NAME", default="", help=text)
     add = converter("parquet", "--split", "arrays:read_parquet", "Hugging Face image parquet files")
     add("--image-column", metavar="NAME", help="image or img by default")
-    add("--label-column", metavar="NAME", default="label", help="label by default")
+    add("--label-column", metavar="NAME", default="", help="label by default")
     text = "the official cifar-10-binary.tar.gz, or its folder"
     converter("cifar10_binary", "--input", "cifar:read_binary", text)
     converter("cifar_python", "--input", "cifar:read_python", "the same for Python, or CIFAR-100's")
