@@ -73,7 +73,7 @@ it. variants.py has every option.
 
 Looped models, see docs/howto/loops.md: moeut_44m to moeut_1b (MoEUT), and tying with the options
 loop and tie ("Tying the Loop"), at their published sizes and rates. Ours: not run. As released, but
-for (docs/howto/loops.md has all):
+for (docs/log/loops_elsewhere.md has all):
 
 | recipe | what differs from the released code                             | theirs / ours     |
 |--------|------------------------------------------------------------------|-------------------|

@@ -17,7 +17,7 @@ from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.norm_divergence import norm_divergence
 from widenet_jax.ops.sweep.directory import Directory
-from widenet_jax.ops.sweep.trials import Trial
+from widenet_jax.ops.sweep.trials import Trial, mistake_of
 from widenet_jax.papers.experiments import CHOICES_SHA256, EXPERIMENTS, chosen
 from widenet_jax.papers.scales import SCALES, runnable, runs_of, trial_of
 
@@ -249,6 +249,13 @@ def test_norms_of_finished_runs(digits_run, tmp_path: Path, capsys):
         np.testing.assert_allclose(found, [alone], rtol=1e-6)
     assert "The mean of widenet_tiny is 1.00 times vit_tiny's" in capsys.readouterr().out
     assert cv2.imread(str(tmp_path / "fig4.png")).size
+
+
+def test_every_run_at_the_smoke_scale_can_begin(tmp_path: Path):
+    scale, directory = SCALES["smoke"], Directory(str(tmp_path))
+    for one in runs_of(scale, runnable(scale, EXPERIMENTS.values())):
+        if not one.backbone:
+            assert not mistake_of(trial_of(one, 0, directory, str(tmp_path), ())), one
 
 
 @pytest.mark.slow
