@@ -62,6 +62,7 @@ def test_mistakes_are_exceptions(tmp_path: Path):
         ("configs/digits.py:vit", "no model is named 'vit'", {}),
         (5, "config is int; give a ConfigDict, or a file", {}),
         ("configs/digits.py", "the config has no such field", {"fields": {"epochs": 3}}),
+        ("configs/digits.py", "fields is list; give a dict", {"fields": ["duration=2 steps"]}),
         ("configs/digits.py", "give both data and eval_data", {"data": [(0, 0)]}),
         (
             "configs/digits.py",

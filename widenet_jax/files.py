@@ -102,6 +102,9 @@ def user_cache(name: str) -> Path:
     return Path(home) / "widenet_jax" / name
 
 
+EXPORT = "export.json"  # of a directory that export.py wrote
+
+
 def may_replace(workdir: epath.Path) -> bool:
     """Returns whether a directory holds a start that saved nothing, and nothing else.
 

@@ -309,7 +309,7 @@ def source_spec(name: str) -> SourceSpec:
 def head_spec(name: str) -> HeadSpec:
     """Returns a head of the text encoder; raises BadInputError if no task has it."""
     known = {head: spec.heads[head] for spec in task_specs() for head in spec.heads}
-    return choose(known, name, field="the text encoder's head")
+    return choose(known, name, field="head", flag="")
 
 
 def parts() -> dict[str, Part]:

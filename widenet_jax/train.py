@@ -173,7 +173,7 @@ def train(
     from widenet_jax.inference.pretrained_config import set_fields
     from widenet_jax.run.arguments import check_arguments
 
-    check_arguments(config, on_evaluation)
+    check_arguments(config, fields or {}, on_evaluation)
     try_objects(data, eval_data)
     paths = import_files(imports, flag="imports")
     config = load_config(config) if isinstance(config, str) else copy.deepcopy(config)

@@ -168,6 +168,14 @@ def test_a_checkpoint_copied_to_the_best_is_not_the_best(saved: Path, on_one: Me
     assert "renamed to 6.damaged" in capfd.readouterr().err
 
 
+def test_the_step_of_the_best_one_is_repeated(saved: Path, on_one: Mesh):
+    """With another value, as on other devices: what is stored keeps its own."""
+    with closing(checkpoints_in(saved)) as checkpoints:
+        checkpoints.save_best(place(state_of(5), on_one), step=5, value=0.9)
+        checkpoints.save_best(place(state_of(5), on_one), step=5, value=0.95)
+        assert checkpoints.best_value == 0.9
+
+
 def test_a_best_one_that_the_disk_does_not_give_stays(saved: Path, on_one: Mesh):
     """A link that leads to itself is unreadable even for root, as a disk may be for a while."""
     with closing(checkpoints_in(saved)) as checkpoints:

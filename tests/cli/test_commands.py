@@ -130,6 +130,7 @@ def test_mistakes_are_one_line(exported, digit_files, tmp_path, capsys):
     text.write_text("no picture")
     for (name, *flags), answer in (
         (["predict", "x.jpg", "--top=0"], "'0' must be a whole number of at least 1"),
+        (["evaluate", "--config.evaluation.batch_size=7"], "batch_size=7 must be 1 or a multiple"),
         (["evaluate", "--config.data.pth=x"], "did you mean --config.data.path"),
         (["predict", tmp_path / "gone.jpg"], "gone.jpg: No such file"),
         (["predict", text], "text.jpg: no JPEG, PNG, WebP, BMP, GIF or TIFF file"),

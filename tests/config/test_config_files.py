@@ -99,6 +99,12 @@ def test_configs_of_this_project_are_found_by_name(tmp_path, monkeypatch):
             load_config(name)
 
 
+@pytest.mark.parametrize("file", ["finetune", "cifar10"])
+def test_a_pretrained_model_takes_no_options(file: str):
+    with pytest.raises(BadInputError, match="pretrained takes no options; set fields"):
+        load_config(f"configs/{file}.py:pretrained,experts=8")
+
+
 def test_values_take_the_type_of_their_field():
     config = ConfigDict({"a": {"b": 1}, "c": 0.5, "d": "x", "e": True, "f": (1, 2), "g": [1]})
     flags = ["--config.a.b=2", "--config.c=3", "--config.d=y=z", "--config.e=False"]

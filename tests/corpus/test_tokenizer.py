@@ -53,6 +53,15 @@ def test_old_files_do_not_name_their_model(word_piece: Tokenizer, unigram: Token
         np.testing.assert_array_equal(old.starts_word, known.starts_word)
 
 
+@pytest.mark.parametrize("answer", ["cafe\u0301", "वे"])
+def test_an_answer_keeps_its_last_accent(unigram: Tokenizer, answer: str):
+    """A tokenizer that strips accents takes them for no part of the token before."""
+    text = f"the {answer} here"
+    spans = unigram.encode_with_offsets(text).offsets
+    begins, ends = text.index(answer), text.index(answer) + len(answer)
+    assert {begins} <= {*spans[:, 0].tolist()} and {ends} <= {*spans[:, 1].tolist()}
+
+
 def test_half_a_character_is_one_line(word_piece: Tokenizer):
     for encode in (word_piece.encode, word_piece.encode_with_offsets):
         with pytest.raises(BadInputError, match="half a character"):

@@ -113,6 +113,14 @@ def test_another_model_names_the_first_parameter(extra_here: bool):
     refuses(told, finetune_params, fresh, pretrained, **TO_PRETRAINED)
 
 
+def test_a_model_with_a_class_token_is_another_model():
+    """Its positions are no grid, which is no reason to change the size of images."""
+    pretrained = params(1.0, tokens=5)
+    pretrained["position"]["cls_token"] = full(1.0, 1, 1, 2)
+    told = "holds another model: position/cls_token is in only one of the two; finetune with"
+    refuses(told, finetune_params, params(0.0, tokens=16), pretrained, **TO_PRETRAINED)
+
+
 def text_params(value: float, *, positions: int = 8, vocab_size: int = 5, **parts: dict) -> dict:
     tables = {"token": full(value, vocab_size, 2), "position": full(value, positions, 2)}
     return {"embeddings": tables, "encoder": {"norm": {"scale": full(value, 2)}}, **parts}

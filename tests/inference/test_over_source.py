@@ -50,6 +50,13 @@ def test_classes_by_number(tmp_path):
     # Names come first: the model may call its own classes by numbers, in the order of text.
     by_name = with_classes(folder, folder.class_names, place="runs/x")
     assert by_name.record_labels.tolist() == list(range(12)) and not by_name.matched
+    # The other way round: the model's classes are the folders, in the order of text.
+    for name, number in zip(names, range(12), strict=True):
+        (tmp_path / "test" / name).mkdir(parents=True)
+        (tmp_path / "test" / name / "a.png").write_bytes(png(number))
+    named = with_classes(ImageFolder(str(tmp_path), "test"), folder.class_names, place="runs/x")
+    labels = [named[index]["label"] for index in range(12)]
+    assert [folder.class_names[label] for label in labels] == [*map(str, range(12))]
     for others in (names[:11], ("1", *names[1:]), (*names, "m")):
         refuses(
             "classes are matched by name, or by number", with_classes, folder, others, place="x"

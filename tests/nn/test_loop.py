@@ -19,7 +19,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.blocks import Blocks
-from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
+from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes, traced_once
 from widenet_jax.nn.loop import steps_of
 from widenet_jax.nn.loop_runs import stretches_of
 from widenet_jax.nn.loop_settings import parse_loop
@@ -303,6 +303,24 @@ def test_what_repeats_itself_is_compiled_once():
     assert list(stretches_of("OOABABABC")) == [(0, 1, 2), (2, 2, 3), (8, 1, 1)]
     assert list(stretches_of("MMMMMEMMMMME")) == [(0, 6, 2)]
     assert list(stretches_of("AAABBB")) == [(0, 1, 3), (3, 1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("core", "coda", "groups", "routers"),
+    [
+        (((2, 3),), 0, 2, ["core_0_0_moe", "core_0_1_moe"]),  # of A B A | B A B both route
+        (((3, 4),), 0, 3, ["core_0_0_moe", "core_0_1_moe", "core_0_2_moe"]),
+        (((1, 4),), 2, 2, ["moe"]),  # the coda follows the last of the core
+    ],
+)
+def test_layers_have_a_router_where_one_of_their_steps_routes(core, coda, groups, routers):
+    model = blocks({"core": core, "coda": coda}, routing_groups=groups)
+    init = partial(model.init, jax.random.key(0), X, train=False)
+    with nn.intercept_methods(traced_once()):
+        shared = jax.eval_shape(init)
+    for made in (jax.eval_shape(init), shared):
+        assert sorted(k for k, of in made["params"].items() if "router" in of) == routers
+        jax.eval_shape(partial(model.apply, train=False), made, X)
 
 
 def test_options_write_loops():

@@ -126,7 +126,7 @@ REFUSED = [
     (LANGUAGE, {"ffn": "moe", "feed_forwards": EXPERTS | {"moe": dataclasses.replace(
         MOE, router={"name": "expert_choice"})}}, "these experts see later tokens"),
     (TEXT, {"projection": False}, "needs embeddings as wide as the blocks, but .*embedding_dim=32"),
-    (TEXT, {"head": "spans"}, "the text encoder's head='spans' is unknown"),
+    (TEXT, {"head": "spans"}, "head='spans' is unknown; choose one of"),
 ]  # fmt: skip
 
 

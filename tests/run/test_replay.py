@@ -29,6 +29,15 @@ def run(workdir: Path, mode: str = "train", **changes: object) -> dict:
     return run_here(workdir, mode=mode, **WILD, **changes)
 
 
+def test_a_start_that_allows_fewer_than_were_skipped(tmp_path: Path):
+    """It would train nothing: a step is skipped, too, once more were skipped than is allowed."""
+    how = {"checkpoint.every": "3 steps"}
+    with pytest.raises(RunFailedError, match="evaluation cross entropy is nan after step 6"):
+        run(tmp_path / "run", on_nonfinite="skip", max_skipped_updates=9, **how)
+    with pytest.raises(BadInputError, match=r"has skipped 2 updates.*max_skipped_updates=3, or"):
+        run(tmp_path / "run", **how)
+
+
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Returns the workdir of a failed run, and the message that it ended with."""

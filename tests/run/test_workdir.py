@@ -130,6 +130,14 @@ def test_only_training_takes_another_duration(workdir: epath.Path):
     assert after == before | {"duration": "900 epochs"}
 
 
+def test_an_export_is_no_place_to_train(workdir: epath.Path):
+    """Training would begin anew beside it, and commands would still open the export."""
+    (workdir / "export.json").write_text("{}")
+    told = rf"{workdir} is an export; name a new one, and --config.init_from={workdir} to start"
+    with pytest.raises(BadInputError, match=told):
+        check_workdir(workdir, digits.get_config(), mode="train")
+
+
 @pytest.mark.parametrize("saved", ["checkpoints/20.damaged", "best/20", "metrics.jsonl", ""])
 def test_the_config_of_a_start_that_saved_nothing_is_replaced(workdir: epath.Path, saved: str):
     """A shorter, other run takes its place; where anything else lies there, nothing changes."""

@@ -36,6 +36,7 @@ def nats(*odds: float) -> list[float]:
 def test_balanced_classes_weigh_the_same():
     """Three images of class 0 and one of class 1: weights 2/3 and 2."""
     assert weigh((3, 1)) == pytest.approx((2 / 3, 2.0)) and weigh(()) == ()
+    assert np.dot(weigh((10, 0, 30)), (10, 0, 30)) == pytest.approx(40)
     apply = always([nats(0.75, 0.25), nats(0.1, 0.9)])
     batch = {"image": pixels(0, 0), "label": jnp.array([0, 1])}
     loss, _ = task(class_weights=weigh((3, 1))).loss(apply, batch, RNGS)

@@ -101,12 +101,11 @@ class Checkpoints:
 
     def save_best(self, state: TrainState, *, step: int, value: float) -> None:
         """Keeps parameters and optimizer state if the primary metric is the best so far."""
-        if self.primary_metric.better(value, self.best_value):
+        # A run that resumes from an older checkpoint may repeat the best one's step, which stays.
+        if step != self.best.step and self.primary_metric.better(value, self.best_value):
             self.best_value = value
-            # A run that resumes from an older checkpoint repeats a step with the same result.
-            if step != self.best.step:
-                items = items_of(state.replace(carry={}))
-                self._save(self.best, state, step, items, **{self.primary_metric.name: value})
+            items = items_of(state.replace(carry={}))
+            self._save(self.best, state, step, items, **{self.primary_metric.name: value})
 
     def save_failed(self, state: TrainState, *, step: int) -> None:
         """Keeps the state before the non-finite update of `step`, for a replay."""

@@ -112,9 +112,12 @@ class Tokenizer:
         """Returns the ids of a text with the characters that each stands for; raises likewise."""
         encoding = self._encoded(self._tokenizer.encode, text)
         offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-        for span in offsets:
+        for span, limit in zip(offsets, [*offsets[1:, 0], len(text)], strict=False):
             while span[0] < span[1] and text[span[0]].isspace():
                 span[0] += 1
+            # An accent that is stripped belongs to the letter before it.
+            while span[0] < span[1] < limit and unicodedata.category(text[span[1]]) == "Mn":
+                span[1] += 1
         return Encoded(self._ordinary(encoding.ids), offsets)
 
     def _encoded(self, encode: Callable[..., Any], text: Any) -> Any:

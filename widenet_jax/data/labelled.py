@@ -194,7 +194,7 @@ def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) ->
         if {*theirs} == {*numbers}:
             index, matched = numbers, f"matched by number: 0 is {names[0]}, {last} is {names[-1]}"
         elif {*names} == {*numbers}:
-            index = {name: label for label, name in enumerate(theirs)}
+            index = {name: names.index(str(number)) for number, name in enumerate(theirs)}
             matched = f"matched by number: {theirs[0]} is 0, {theirs[-1]} is {last}"
     if unknown := [name for name in source.class_names if name not in index]:
         raise BadInputError(

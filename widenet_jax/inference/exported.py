@@ -37,7 +37,7 @@ from jax import export
 
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError, check_format, refuse, refusing, require
-from widenet_jax.files import read_json, read_object, write_bytes, write_json
+from widenet_jax.files import EXPORT, read_json, read_object, write_bytes, write_json
 from widenet_jax.inference import pytorch_model
 from widenet_jax.inference.model_card import READ_LINES, describe_model, model_card
 from widenet_jax.nn.moe.slots import capacity_limit
@@ -46,7 +46,6 @@ from widenet_jax.specs import model_spec, resolve, task_spec
 from widenet_jax.trained import Stored, Trained, each_example, probabilities
 
 FORMAT_VERSION = 1
-RECORD = "export.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 PROGRAM_README = """# {what}
@@ -106,7 +105,7 @@ def plain_files(model: Stored, place: str, file: str) -> dict[str, Any]:
         "README.md": model_card(model.config, model.info, record).encode(),
         "config.json": model.config,
         **json_files(model.info),
-        RECORD: record,
+        EXPORT: record,
     }
 
 
@@ -215,15 +214,15 @@ def read_exported(directory: epath.Path) -> Stored:
     Raises:
       BadInputError: a file is missing or damaged, or has an unknown format version.
     """
-    record, advice = read_object(directory / RECORD), "; copy or export it again"
-    check_format(record, FORMAT_VERSION, place=directory / RECORD)
-    with refusing(f"{directory / RECORD}: damaged", KeyError, TypeError, advice=advice):
+    record, advice = read_object(directory / EXPORT), "; copy or export it again"
+    check_format(record, FORMAT_VERSION, place=directory / EXPORT)
+    with refusing(f"{directory / EXPORT}: damaged", KeyError, TypeError, advice=advice):
         file, info, card = record["params_file"], record["info"], record.get("card", {})
         # A record must not name a file outside its directory.
         odd = file not in READ_LINES or not all(map(str.isidentifier, info))
         names = f"params_file {file!r} or one of {info} is not a name that an export has"
         no_card = not isinstance(card, dict), f"card {card!r} is not an object{advice}"
-        refuse(directory / RECORD, (odd, names + advice), no_card)
+        refuse(directory / EXPORT, (odd, names + advice), no_card)
         about = {"step": record["step"], "result": record["result"], "card": card}
     params = flax.traverse_util.unflatten_dict(read_arrays(directory / file), sep="/")
     changed = params_sha256(params) != record.get("params_sha256")

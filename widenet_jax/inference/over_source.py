@@ -18,7 +18,7 @@ from widenet_jax.data.contract import DataInfo, Source
 from widenet_jax.data.foreign import try_source
 from widenet_jax.data.labelled import LabelledImages, with_classes
 from widenet_jax.data.sources import build_source, build_transforms, stream_info
-from widenet_jax.errors import raise_first
+from widenet_jax.errors import raise_first, refuse_value
 from widenet_jax.evaluation import total
 from widenet_jax.experiment import build_task, evaluate_batch
 from widenet_jax.inference.pretrained import other_tokens
@@ -50,10 +50,12 @@ def totals_over_source(
       source, transform: as `open_source` returns them.
     """
     config = trained.config
-    group = trained.model.examples_per_group
+    group, size = trained.model.examples_per_group, config.evaluation.batch_size
+    problem = f"must be 1 or a multiple of {group}: so many examples are routed together"
+    refuse_value(f"--config.evaluation.batch_size={size}", (size > 1 and size % group, problem))
     devices = jax.local_devices()
     # As many devices as divide the token groups of a batch evenly.
-    devices = devices[: math.gcd(config.evaluation.batch_size // group, len(devices))]
+    devices = devices[: math.gcd(size // group, len(devices))]
     mesh = build_mesh({"fsdp": 1, "expert": 1}, devices)
     replicated = NamedSharding(mesh, P())
     with jax.set_mesh(mesh):

@@ -364,16 +364,19 @@ def taken_from(
     if not any(part_of(k) == ADAPTERS for k in old):
         rules[ADAPTERS] = WHERE_IT_FITS
     fit = resolve(model_spec(model["name"]).fit) or (lambda path, value, shape, model: value)
+    raise_first(
+        f"config.init_from={source} holds another model: {k} is in only one of the two; {OWN_MODEL}"
+        for k in sorted(old.keys() ^ new.keys())
+        if part_of(k) not in rules
+    )
     both = sorted(new.keys() & old.keys())
     whole = {k for k in both if rules.get(part_of(k), WHERE_IT_FITS) != WHERE_IT_FITS}
     fitted = {k: old[k] if k in whole else fit(k, old[k], new[k].shape, model) for k in both}
     fits = {k: k in fitted and fitted[k].shape == new[k].shape for k in old | new}
-    told = dict.fromkeys(fits, "in only one of the two") | {
-        k: f"{list(x.shape)} there and {list(new[k].shape)} here" for k, x in fitted.items()
-    }
     raise_first(
-        f"config.init_from={source} holds another model: {k} is {told[k]}; {OWN_MODEL}"
-        for k in sorted(fits, key=lambda k: (k in fitted, k))
+        f"config.init_from={source} holds another model: {k} is {list(x.shape)} there and "
+        f"{list(new[k].shape)} here; {OWN_MODEL}"
+        for k, x in fitted.items()
         if part_of(k) not in rules and not fits[k]
     )
     names = [k for k in fitted if part_of(k) not in rules]

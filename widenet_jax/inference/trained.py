@@ -17,8 +17,8 @@ from widenet_jax.config.imports import import_remembered
 from widenet_jax.data.contract import OF_THE_RUN, DataInfo
 from widenet_jax.errors import raise_first, refuse
 from widenet_jax.experiment import build_task, input_spec
-from widenet_jax.files import absolute, find_model, is_text, or_shipped, read_object
-from widenet_jax.inference.exported import RECORD, read_exported
+from widenet_jax.files import EXPORT, absolute, find_model, is_text, or_shipped, read_object
+from widenet_jax.inference.exported import read_exported
 from widenet_jax.nn.attention.implementations import AUTO
 from widenet_jax.nn.build import (
     build_model,
@@ -102,7 +102,7 @@ def read_model(
     """
     directory, named = find_model(place)
     path, which = absolute(directory), named or "last" if checkpoint is None else checkpoint
-    is_export = (path / RECORD).exists()
+    is_export = (path / EXPORT).exists()
     only_runs = "is an export, and only a run has checkpoints to choose from; leave the choice of"
     of = place.removesuffix(f"@{named}")
     rows = (

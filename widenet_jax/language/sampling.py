@@ -4,6 +4,7 @@ import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 
 import jax
 import jax.numpy as jnp
@@ -38,12 +39,12 @@ class Sampling:
     def __post_init__(self) -> None:
         """Raises BadArgumentError where a number is out of range."""
         check_whole("top_k", self.top_k, least=0)
-        for name, fits, problem in (
-            ("temperature", 0 <= self.temperature < np.inf, "must be 0 or more"),
-            ("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1"),
+        for name, value, fits, problem in (
+            ("temperature", self.temperature, lambda x: 0 <= x < np.inf, "must be 0 or more"),
+            ("top_p", self.top_p, lambda x: 0 < x <= 1, "must be above 0 and at most 1"),
         ):
-            if not fits:
-                raise BadArgumentError(name, getattr(self, name), problem)
+            if not (isinstance(value, Real) and fits(value)):
+                raise BadArgumentError(name, value, problem)
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Returns the probability of each token to be drawn: float64 [V].
@@ -159,6 +160,8 @@ def continue_text(
       BadArgumentError: the text is empty, or a number is out of range.
     """
     sampling = Sampling(**how)
+    if not isinstance(text, str):
+        raise BadArgumentError("text", text, "must be one text, such as 'It was'")
     check_whole("length", length, least=1)
     check_whole("seed", seed, least=0)
     tokenizer = trained.tokenizer

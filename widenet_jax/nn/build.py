@@ -84,7 +84,7 @@ def traced_once() -> Callable[..., Any]:
             return run(*args, **kwargs)
         inputs, form = jax.tree.flatten((args, kwargs))
         modules = [context.module, *(x for x in inputs if isinstance(x, nn.Module))]
-        begun = [bool(one.variables.get("params")) for one in modules]  # shared, and ran before
+        begun = [[*one.variables.get("params", ())] for one in modules]  # shared, and ran before
         others = [x for x in inputs if not isinstance(x, nn.Module)]
         values, fields = jax.tree.flatten(shapes_of((begun, list(map(fields_of, modules)), others)))
         asked = form, *map(type, modules), fields, *values
@@ -92,9 +92,9 @@ def traced_once() -> Callable[..., Any]:
             return run(*args, **kwargs)
         if asked in known:
             params, outputs = known[asked]
-            for module, ran, of_module in zip(modules, begun, params, strict=True):
-                for name, value in ({} if ran else arrays_like(of_module)).items():
-                    module.put_variable("params", name, value)
+            for module, had, of_module in zip(modules, begun, params, strict=True):
+                for name in of_module.keys() - had:
+                    module.put_variable("params", name, arrays_like(of_module[name]))
             return arrays_like(outputs)
         outputs = run(*args, **kwargs)
         params = [shapes_of(one.variables.get("params", {})) for one in modules]

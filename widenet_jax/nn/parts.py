@@ -133,9 +133,13 @@ class Parts:
         return x if step.ends is None else self.norm(f"core_{step.ends}_norm_state")(x)
 
     def due(self, *parts: nn.Module | None) -> bool:
-        """Returns whether parts must run together; initialising shared ones takes a single run."""
+        """Returns whether parts must run together; initialising shared ones takes a single run.
+
+        But for groups of blocks, as a layer that follows first and routes later has a router, too.
+        """
         names = {part.name for part in parts if part}
-        done = self._stack.is_initializing() and names <= self._ran
+        once = self._stack.is_initializing() and self._stack.blocks_per_routing() == 1
+        done = once and names <= self._ran
         self._ran |= names
         return not done
 

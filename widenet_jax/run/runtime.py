@@ -16,7 +16,7 @@ from widenet_jax.data.blocks import check_bad, record_at, stream_at
 from widenet_jax.data.contract import Data
 from widenet_jax.data.pipeline import Batches, check_small_splits, reading, train_batches
 from widenet_jax.data.sources import overview
-from widenet_jax.errors import BadExampleError, RunFailedError
+from widenet_jax.errors import BadExampleError, RunFailedError, refuse_value
 from widenet_jax.experiment import Experiment, max_skipped_updates
 from widenet_jax.files import is_gone, is_remote, require_store
 from widenet_jax.optim.build import averaged
@@ -120,6 +120,14 @@ class Runtime(ExitStack):
         self.evaluation_due = meta.get("evaluation_due", False)  # a stop cut the evaluation off
         self.finished = self.is_over() and not self.evaluation_due
         self.skipped = int(self.state.skipped_updates)  # as far as they were reported
+        allowed = max_skipped_updates(config)
+        fewer = (
+            f"has skipped {self.skipped} updates, and config.on_nonfinite={config.on_nonfinite} "
+            f"allows {allowed} in a whole run, so that no step would train; add "
+            f"--config.on_nonfinite=skip --config.max_skipped_updates={self.skipped + 1}, or more"
+        )
+        too_many = self.skipped > allowed and not self.finished
+        refuse_value(f"--workdir={self.workdir}", (too_many, fewer))
         self._open(meta.get(OF_LAST))  # older checkpoints have none
 
         splits = (

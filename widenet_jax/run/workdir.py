@@ -80,6 +80,8 @@ def problem_of(workdir: epath.Path, config: ConfigDict, mode: str) -> str:
     """Returns why a start cannot have a workdir, to stand behind its name; "" if it can."""
     if workdir.exists() and not workdir.is_dir():
         return " is a file; name a directory"
+    if mode == "train" and (workdir / files.EXPORT).exists():
+        return f" is an export; name a new one, and --config.init_from={workdir} to start from it"
     if not (workdir / "config.json").exists():
         if mode != "train":
             return ": no run there; give the --workdir of a training run"

@@ -1,4 +1,6 @@
-"""The metrics of SQuAD, by the rules of the official scripts (Rajpurkar et al. 2016, 2018).
+"""The metrics of SQuAD, by the rules of SQuAD2.0's official script (Rajpurkar et al. 2018).
+
+SQuAD1.1's script has others for answers without a word beside articles and marks.
 
 Scores are shares, from 0 to 1, where the official scripts print percentages.
 """

@@ -122,8 +122,12 @@ class Classification(LabelTask):
 
 
 def weigh(counts: Sequence[int]) -> tuple[float, ...]:
-    """Returns weights N / (V n_k) of classes of n_k examples: their mean over all examples is 1."""
-    return tuple(sum(counts) / (len(counts) * max(count, 1)) for count in counts)
+    """Returns weights N / (V n_k) of classes of n_k examples: their mean over all examples is 1.
+
+    V counts the classes that have an example.
+    """
+    present = sum(count > 0 for count in counts)
+    return tuple(sum(counts) / (present * max(count, 1)) for count in counts)
 
 
 def to_unit_range(images: Array) -> Array:

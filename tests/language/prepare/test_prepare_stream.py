@@ -73,6 +73,14 @@ def test_documents_of_json_lines_and_parquet_are_joined_by_a_separator(tmp_path:
         assert manifest(out)["documents"] == 2
 
 
+def test_documents_without_a_mark_between_them_are_told(tmp_path: Path, capsys):
+    lines = write(tmp_path / "a.jsonl", '{"text": "the cat"}\n{"text": "a dog"}')
+    told = "documents follow each other without a mark; --separator='\\n' adds one"
+    for number, flags in enumerate(([], ["--separator", "\\n"])):
+        assert prepare(lines, tmp_path / str(number), "--splits=train=100%", *flags) == 0
+        assert (told in capsys.readouterr().out) == (not flags)
+
+
 def test_a_separator_of_any_bytes(tmp_path: Path, capsys):
     """As a command line hands it over: a byte that is no UTF-8 is a surrogate."""
     lines = write(tmp_path / "a.jsonl", '{"text": "One."}')

@@ -44,6 +44,11 @@ def test_axes_of_the_command_line():
     assert parse_axis("variant=vit_b;widenet_b,experts=8", "--sweep") == [
         {"variant": "vit_b"}, {"variant": "widenet_b,experts=8"},
     ]  # fmt: skip
+    assert parse_axis("variant=widenet_b,experts=8;", "--sweep") == [
+        {"variant": "widenet_b,experts=8"}
+    ]
+    with pytest.raises(BadInputError, match="a swept variant is empty; part variants"):
+        expand("configs/digits.py", parse_axis("variant=vit_tiny,", "--sweep"))
     for wrong in ("seed", "seed=", "=1"):
         with pytest.raises(BadInputError, match="--zip"):
             parse_axis(wrong, "--zip")

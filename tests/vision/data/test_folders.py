@@ -341,6 +341,13 @@ def test_what_is_no_folder_of_classes_is_refused(folder, change, place, fraction
     assert line.format(root=folder) in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_trained_model_is_measured_on_its_training_images(flat):
+    """Not on those that were held out from them."""
+    data = config_of(flat, eval_fraction=0.1, eval_split="train").data
+    source = build_source(data, "train", {"class_names": ["ant", "zebra"]})
+    assert {source.describe(i) for i in range(len(source))} == parts(flat)[0]
+
+
 def test_folders_are_read_from_local_disks():
     assert "from local disks only" in refused(config_of("gs://bucket/photos").data, "train")
 

@@ -154,6 +154,13 @@ def test_splits_of_tfds_without_labels_are_left_out(tmp_path, capsys, tensorflow
     assert records.read_manifest(str(tmp_path / "out"))["splits"].keys() == SAME.keys()
 
 
+def test_splits_beside_a_divided_one_are_packed(tmp_path, capsys):
+    root = make_folder(tmp_path / "photos", {"train": [0, 1] * 6, "test": [0, 1]})
+    flags = ["--input", root, "--eval_fraction=0.4", "--out", tmp_path / "set"]
+    assert run("image_folder", *flags) == 0
+    assert records.read_manifest(str(tmp_path / "set"))["splits"].keys() == {"train", "val", "test"}
+
+
 @pytest.mark.parametrize("name", ["tiny:9.9.9", "tiny/large", "nope"])
 def test_a_tfds_set_that_is_not_there(name, tmp_path, capsys, tensorflow):
     tfds(tmp_path, SAME)

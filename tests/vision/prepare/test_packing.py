@@ -171,6 +171,18 @@ def test_tar_of_class_folders(tmp_path, capsys, mode):
     assert f"{tmp_path}/a.tar:set/zoo/3.png: empty file" in warning
 
 
+def test_tar_of_several_splits_is_told(tmp_path, capsys):
+    """An archive with train/ and test/ is one split, and one archive cannot be two."""
+    members = {f"{s}/{c}/0.jpg": photo(0) for s in ("train", "test") for c in ("cat", "dog")}
+    make_tar(tmp_path / "d.tar", members)
+    flag = f"train={tmp_path}/d.tar"
+    packed(tmp_path / "out", "tar", f"--split={flag}")
+    told = f"{tmp_path}/d.tar: classes lie in test, train; each split has the images of all"
+    assert told in capsys.readouterr().out
+    twice = ["--split", flag, "--split", flag.replace("train", "test"), "--out", tmp_path / "b"]
+    assert f"{tmp_path}/d.tar is in two splits" in refused(capsys, "tar", *twice)
+
+
 def test_tar_of_one_archive_a_class_and_a_flat_one_with_labels(tmp_path, capsys):
     photos = {"n02_1.JPEG": photo(21), "n02_2.HEIC": b"x"}
     inner = {

@@ -71,6 +71,8 @@ def prepare_stream(options: Options) -> None:
     provenance |= {split: files[split] for split in ("valid", "test") if files[split]}
     manifest = prepare(stream, options, provenance)
     more = [f"tokenizer: {tokenizer.normalization}"] if tokenizer else []
+    if not (options.separator or tokenizer) and manifest["documents"] > sum(map(len, units)):
+        more.append("documents follow each other without a mark; --separator='\\n' adds one")
     for split, entry in manifest["splits"].items():
         if text := remark(entry):
             more.append(f"{split}: bits per byte and word perplexity will be {text}")

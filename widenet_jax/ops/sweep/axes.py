@@ -84,5 +84,5 @@ def parse_axis(text: str, flag: str) -> list[Settings]:
 
 
 def parse_values(text: str) -> list[str]:
-    """Splits "1,2", or "a,b;c" where values contain commas."""
-    return [value.strip() for value in text.split(";" if ";" in text else ",")]
+    """Splits "1,2", or "a,b;c" where values contain commas; "a,b;" is one."""
+    return [value.strip() for value in text.removesuffix(";").split(";" if ";" in text else ",")]

@@ -25,10 +25,17 @@ from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import ArraySpec, Example, Transform
 from widenet_jax.data.foreign import example_at
 from widenet_jax.data.labelled import alike_text, label_of, missing_classes
-from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
+from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError, refuse
 from widenet_jax.files import is_text
 from widenet_jax.text.data import sequences
-from widenet_jax.text.data.files import LINES, read_columns, read_split, split_of, suffix_of
+from widenet_jax.text.data.files import (
+    LINES,
+    READERS,
+    read_columns,
+    read_split,
+    split_of,
+    suffix_of,
+)
 
 # (text, pair, label) columns of known sets; the first layout that a file has is taken.
 LAYOUTS = (
@@ -263,6 +270,8 @@ def read_texts(path: str, data: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     if suffix_of(file) == LINES:
         lines = read_text(file).rstrip("\r\n").split("\n")
         return [(line.rstrip("\r"), None) for line in lines]
+    known = ", ".join((*READERS, LINES))
+    refuse(file, (suffix_of(file) not in READERS, f"no file of texts; there are {known}"))
     columns = read_columns(file)
     try:
         text, pair, _ = layout_of(columns, data, file, labelled=False)

@@ -282,10 +282,12 @@ def _suffix_of(name: str) -> str:
 
 
 def splits_of(root: str, holdout: Holdout) -> list[str]:
-    """Returns the splits of a folder: the two of the holdout, or else its folders."""
-    if holdout.fraction and not _is_split(Path(root), holdout):
-        return [holdout.train_split, holdout.eval_split]
-    return _subfolders(Path(root))
+    """Returns the splits of a folder: the holdout's two, and its folders if they are no classes."""
+    if not holdout.fraction or _is_split(Path(root), holdout):
+        return _subfolders(Path(root))
+    divided = _has_classes(Path(root) / holdout.train_split)
+    names = [holdout.train_split, holdout.eval_split] + _subfolders(Path(root)) * divided
+    return [*dict.fromkeys(names)]
 
 
 def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]:
@@ -376,6 +378,8 @@ def open_folder(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) ->
     train, evaluation = (names_in(data.get(f"{name}_split", name)) for name in ("train", "eval"))
     of_train = [name for name in train if name not in evaluation] or train
     of_eval = [name for name in evaluation if name not in train] or evaluation
+    if info and {*train} == {*evaluation}:  # a trained model is measured on its training images
+        of_eval = [f"not {of_train[0]}"]
     holdout = Holdout(fraction, of_train[0], of_eval[0])
     several = 0 < fraction < 1 and len({*of_train}) > 1 and not _is_split(Path(root), holdout)
     problem = f"cannot be held out of several splits; add --{FRACTION_FIELD}=0, and take slices"

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, NamedTuple
 from widenet_jax.config.parser import Options
 from widenet_jax.corpus.files import decoded, opened
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, read_input
+from widenet_jax.data.labelled import names_text
 from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import parse_json
 from widenet_jax.vision.data.folders import IMAGE_SUFFIXES, kind_left_out
@@ -183,11 +184,16 @@ def read_tar(options: Options) -> Converted:
     labels_by_name = _read_labels(options.labels) if options.labels else {}
     left_out: Counter[str] = Counter()
     folders: Counter[tuple[str, str | None]] = Counter()  # of a class, and of its images
+    notes: list[str] = []
 
     def read(path: str) -> Images:
-        wanted = _wanted(read_archive(path), Counter())
+        wanted = [*_wanted(read_archive(path), Counter())]
         places = Counter((_class_of(m, labels_by_name), _folder_of(m)) for m in wanted)
         folders.update(places)
+        within = {str(Path(m.name).parent.parent) for m in wanted if not m.is_archive}
+        if len(within) > 1 and not labels_by_name:
+            where = f"{path}: classes lie in {names_text(sorted(within))}"
+            notes.append(f"{where}; each split has the images of all: divide the archive")
         count = None if any(folder is None for _, folder in places) else places.total()
 
         def rows() -> Iterator[tuple[str, bytes, str]]:
@@ -200,7 +206,7 @@ def read_tar(options: Options) -> Converted:
     found = joined(options.input, read)
     classes = {*found.class_names}
     odd = sum(n for (name, folder), n in folders.items() if folder in classes - {name})
-    notes = [f"{odd:,} images lie in the folder of another class than --labels names"] * bool(odd)
+    notes += [f"{odd:,} images lie in the folder of another class than --labels names"] * bool(odd)
     return dataclasses.replace(found, left_out=left_out, notes=notes)
 
 

@@ -273,6 +273,10 @@ def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
             found.setdefault(name, []).extend(matching)
         if odd := shards_text(found[name]):
             print(f"note: --split {name}: {odd}", file=sys.stderr)
+    of_splits = [{*map(os.path.realpath, files)} for files in found.values()]
+    for one, other in itertools.combinations(of_splits, 2):
+        twice = "".join(sorted(one & other)[:1])
+        refuse("--split", (twice, f"{twice} is in two splits, which would have the same images"))
     return found
 
 
