@@ -234,6 +234,21 @@ def test_tensorstore_asks_as_long_as_others(seconds: float):
     assert seconds <= waits <= seconds + longest
 
 
+def test_a_probe_that_cannot_be_deleted_leaves_the_workdir_usable(bucket: str, gcs_server: str):
+    """The user grants the role that the line names, and runs the same command again."""
+    from widenet_jax.config.files import load_config
+    from widenet_jax.object_store import probe
+    from widenet_jax.run.workdir import check_workdir
+
+    with gcs.way(gcs_server) as way, gcs.reached(way.url):
+        way.fault = lambda request: 403 if request.startswith("DELETE") else None
+        with pytest.raises(NoAccessError):
+            probe(absolute(bucket))
+        way.fault = lambda request: None
+        assert [path.name[:6] for path in absolute(bucket).iterdir()] == ["probe-"]
+        check_workdir(absolute(bucket), load_config("configs/digits.py"), mode="train")
+
+
 def test_a_token_that_no_server_gives_may_come_later():
     """As where the metadata server of a virtual machine restarts; a login that is over stays so."""
     from gcsfs.retry import HttpError

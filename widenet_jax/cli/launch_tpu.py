@@ -69,7 +69,7 @@ def launch(options: Options) -> int:
     try:
         code = tpu.launch(partial(show_plan, options))
         if options.delete_when_done and code == 0:
-            tpu.delete()
+            tpu.delete_at_last()
         elif not options.dry_run:
             costs = f"{tpu.job.name} still costs money: {tpu.job.managing('delete')}"
             say(f"the run ended with exit code {code}; {costs}")

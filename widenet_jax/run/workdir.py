@@ -89,7 +89,8 @@ def problem_of(workdir: epath.Path, config: ConfigDict, mode: str) -> str:
         names = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
         # A start that was cut off, or that W&B refused, may have left these.
         names -= {files.STARTS, *files.BEGUN}
-        begun = {n for n in names if n.startswith("config.json") and n.endswith(files.UNFINISHED)}
+        own = "config.json", "probe-"  # the latter: see `object_store.probe`
+        begun = {n for n in names if n.startswith(own) and n.endswith(files.UNFINISHED)}
         return " is not empty and holds no run of this program; name another" * (begun != names)
     if mode == "train" and files.may_replace(workdir):
         return ""  # its only start failed, perhaps by a mistake in the config, see `write_run`

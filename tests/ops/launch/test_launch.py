@@ -16,7 +16,7 @@ from threading import Thread
 from types import SimpleNamespace
 
 import pytest
-from stand_in import ROOT, Cloud
+from stand_in import ROOT, Cloud, program
 
 from widenet_jax.cli.launch_tpu import main
 from widenet_jax.errors import BadInputError, RunFailedError
@@ -290,13 +290,58 @@ def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):
         *(f"Resolved {count} packages" for count in range(30)), f"  {reason}", failed,
     ]  # fmt: skip
     cloud, done = launched(tmp_path, code=3, fails={"scp": ["\n".join(said)]})
-    *shown, cost, line = done.stderr.splitlines()[-23:]
-    assert shown[:-1] == said[-20:]
-    assert shown[-1].startswith("$ gcloud compute tpus tpu-vm describe")
+    *shown, cost, line = done.stderr.splitlines()[-26:]
+    assert shown[:20] == said[-20:]
+    checks = shown[20:]  # a preemption is reported a moment later
+    assert len(checks) == 4 and all("tpu-vm describe mine" in check for check in checks)
     assert line.endswith(f" scp ...: {reason}")
     assert cost == f"mine may exist and cost money: {DELETE}"
     assert cloud.launch(*shlex.split(DELETE)[3:]).returncode == 0
     assert cloud.steps()[-1] == "delete"
+
+
+def test_a_preemption_during_the_set_up_that_is_told_late(tmp_path: Path):
+    states = ("NOT_FOUND", "READY", "READY", "PREEMPTED", "PREEMPTED", "READY")
+    fails = {"scp": ["Connection timed out"]}
+    cloud, _ = launched(tmp_path, "--spot", states=states, fails=fails)
+    assert cloud.steps().count("create") == 2
+
+
+def test_a_spot_run_that_saved_at_the_notice_goes_on(tmp_path: Path):
+    """It ends with 143; the workers cannot be reached then, and the preemption is told later."""
+    states = ("NOT_FOUND", *["READY"] * 5, "PREEMPTED", "PREEMPTED", "READY")
+    fails = {"ssh": [""] * 5 + ["Connection timed out"]}
+    cloud, _ = launched(tmp_path, "--spot", states=states, exit_codes=(143, 0), fails=fails)
+    assert cloud.steps().count("create") == 2
+
+
+@pytest.mark.slow
+def test_a_tpu_whose_deletion_fails_once_is_deleted(tmp_path: Path):
+    """After its run; and where one that was preempted goes on being deleted."""
+    fails, states = {"delete": ["ERROR: 503 UNAVAILABLE"]}, ("NOT_FOUND", "READY")
+    cloud, _ = launched(tmp_path / "a", "--delete_when_done", states=states, fails=fails)
+    assert cloud.steps()[-3:] == ["delete", "describe", "delete"]
+    states += ("READY", "PREEMPTED", "PREEMPTED", "DELETING", *["NOT_FOUND"] * 2, "READY")
+    fails = {"delete": ["Connection reset"]}
+    cloud, _ = launched(tmp_path / "b", states=states, exit_codes=(134, 0), fails=fails)
+    assert cloud.steps().count("create") == 2
+
+
+def test_a_login_that_is_not_found_is_no_tpu_that_was_deleted(tmp_path: Path):
+    lost = "ERROR: problem refreshing your auth tokens: ('invalid_grant: account not found')"
+    states, fails = ("NOT_FOUND", "READY"), {"describe": ["", "", lost, lost]}
+    _, done = launched(tmp_path, states=states, exit_codes=(3,), fails=fails, code=3)
+    assert "was deleted" not in done.stderr and "mine still costs money" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_is_not_lost_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On a TPU that stays, each time before it has saved."""
+    monkeypatch.setattr(following, "SHORT_RUN_SECONDS", 0)
+    monkeypatch.setattr(following, "CHECKS_WITHOUT_ANSWER", 2)
+    cloud, done = launched(tmp_path, states=("NOT_FOUND", "READY"), exit_codes=(-1,) * 9, code=3)
+    assert len(cloud.trainings()) == 3
+    assert "failed: mine: the run left no exit code" in done.stderr.splitlines()[-1]
 
 
 @pytest.fixture
@@ -305,6 +350,24 @@ def still_running() -> Iterator[subprocess.Popen]:
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
+
+
+def test_a_node_that_gcloud_leaves_out_runs_no_job_that_is_known(
+    tmp_path: Path, still_running: subprocess.Popen
+):
+    """gcloud succeeds and prints nothing, which is no reason to end the run that is there."""
+    queued = ("--backend=queued-resource",)
+    cloud, _ = launched(tmp_path, *queued, states=("NOT_FOUND", "ACTIVE"), exit_codes=(0, 0))
+    (cloud.directory / "worker_0/widenet_run/run.pid").write_text(str(still_running.pid))
+    Thread(target=still_running.wait, daemon=True).start()  # a zombie would count as running
+    tool = cloud.directory / "bin" / "gcloud"
+    tool.rename(cloud.directory / "bin" / "gcloud_real")
+    told = "WARNING: Could not prepare all 1 nodes, attempting to ssh into the rest."
+    left_out = f'if [[ "$*" == *"worker.sh job"* ]]; then echo "{told}" >&2; exit 0; fi'
+    program(tool, f'#!/bin/bash\n{left_out}\nexec "$0_real" "$@"\n')
+    done = cloud.launch(*ARGUMENTS, *queued)
+    assert done.returncode == 3 and "worker 0 of mine" in done.stderr.splitlines()[-1]
+    assert still_running.poll() is None
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from widenet_jax.ops.launch import requests
 from widenet_jax.ops.launch.requests import Job, Tools, cause, verb
 from widenet_jax.run.stopping import say
 
-NOT_FOUND = re.compile(r"NOT_FOUND|was not found|not found", re.IGNORECASE)
+NOT_FOUND = re.compile(r"\bNOT_FOUND\b")  # gcloud's; "not found" may be said of a login, too
 READY = ("READY", "ACTIVE")
 # The service leaves a TPU that it takes away in the list; only a person makes one ABSENT or
 # STOPPED. A failed repair leaves UNKNOWN. The launcher waits for a TPU in any other state.
@@ -54,6 +54,7 @@ class CloudTpu:
         self.job, self.tools, self.poll_seconds = job, tools, poll_seconds
         self.may_exist = False
         self.unanswered = 0  # runs that ended because their store did not answer
+        self.lost = 0  # runs that were lost on a TPU that stayed
 
     def launch(self, plan: Callable[[], None]) -> int:
         """Creates the TPU, runs the job through any preemptions and returns its exit code.
@@ -134,7 +135,12 @@ class CloudTpu:
           UnusableTpuError: a person deleted or stopped the TPU meanwhile.
         """
         if state in TAKEN:
-            self.tools.run(self.job.delete())
+            try:
+                self.delete()
+            except RunFailedError:
+                while self.known_state() == "DELETING":  # by this launch, and not by a person
+                    time.sleep(self.poll_seconds)
+                raise
             state = ABSENT
         self.may_exist = True  # while it is created, too: Ctrl-C does not end the creation
         if state == ABSENT:
@@ -174,9 +180,17 @@ class CloudTpu:
             try:
                 return self.start()
             except RunFailedError:
-                if self.known_state() in READY:
+                if self.stays():
                     raise
             self.bring_back()
+
+    def stays(self, checks: int = CHECKS_AFTER_FAILURE) -> bool:
+        """Returns whether the TPU is ready at each of some checks."""
+        for _ in range(checks):
+            if self.known_state() not in READY:
+                return False
+            time.sleep(self.poll_seconds)
+        return True
 
     def bring_back(self) -> None:
         """Brings up a TPU in place of a lost one; tries until there is capacity for it.
@@ -198,7 +212,8 @@ class CloudTpu:
 
     def start(self) -> None:
         """Copies the code to every worker, installs it and starts the run on all of them."""
-        for _ in range(CONNECTION_ATTEMPTS - 1):
+        slow = self.job.tpu.slices > 1  # a slice that was lost comes back
+        for _ in range((CHECKS_WITHOUT_ANSWER if slow else CONNECTION_ATTEMPTS) - 1):
             if not self.tools.attempt(self.job.ssh(requests.CREATE_FOLDER, "all")).returncode:
                 break
             time.sleep(self.poll_seconds)
@@ -249,7 +264,7 @@ class CloudTpu:
 
         Raises:
           RunFailedError: worker 0 cannot be reached for long, or the run was lost soon after its
-            start, though the TPU is ready.
+            start or too often, though the TPU is ready.
         """
         # Not the whole log: gcloud repeats the command by itself whenever the connection breaks.
         lines, unreached, began = 100, 0, time.monotonic()
@@ -259,12 +274,13 @@ class CloudTpu:
             if state == "exit 0":
                 return 0
             word, _, code = (state or "").partition(" ")
-            for _ in range(CHECKS_AFTER_FAILURE if code else 1):
-                if self.known_state() not in READY:
-                    return None
-                time.sleep(self.poll_seconds)
+            if not self.stays(CHECKS_AFTER_FAILURE if code else 1):
+                return None
             if code:
-                ends = self.tools.attempt(self.job.ssh(verb("end_of_log"), "all")).stdout
+                ended = self.tools.attempt(self.job.ssh(verb("end_of_log"), "all"))
+                if ended.returncode and self.known_state() not in READY:
+                    return None  # told by now
+                ends = ended.stdout
                 if self.job.tpu.several_hosts:  # any worker may have failed first
                     print(ends, end="", flush=True)
                 if self.starts_again(ends):
@@ -275,7 +291,9 @@ class CloudTpu:
             if word == "lost" or code:
                 why = "a host was lost" if code else "the run left no exit code, as after a reboot"
                 lost = f"{self.job.name}: {why}"
-                if time.monotonic() - began < SHORT_RUN_SECONDS:
+                self.lost += 1
+                short = time.monotonic() - began < SHORT_RUN_SECONDS
+                if short or self.lost > CHECKS_WITHOUT_ANSWER:
                     raise RunFailedError(f"{lost}; its log: `{self.job.managing('logs')}`")
                 say(f"{lost}; starting it again")
                 return None
@@ -324,3 +342,13 @@ class CloudTpu:
 
     def delete(self) -> None:
         self.tools.run(self.job.delete())
+
+    def delete_at_last(self) -> None:
+        """Deletes the TPU after its run; tries again while the service cannot be asked."""
+        for _ in range(CHECKS_WITHOUT_ANSWER - 1):
+            with suppress(BadInputError, RunFailedError):
+                return self.delete()
+            time.sleep(self.poll_seconds)
+            if self.known_state() == ABSENT:  # the answer alone was lost
+                return
+        self.delete()

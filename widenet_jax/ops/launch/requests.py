@@ -38,8 +38,11 @@ SSH_OPTIONS = ("ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountM
 
 # Lines of gcloud about its connections to the workers, around the lines of the workers.
 ABOUT_CONNECTIONS = re.compile(
-    r"#####|SSH:|SCP:|Retrying:|Using (ssh|scp) batch|Failed to execute command on multiple"
+    r"#####|SSH:|SCP:|Retrying:|Using (ssh|scp) batch|Failed to execute command on multiple|"
+    r"Finished preparing|Completed execution"
 )
+# gcloud (528.0.0) leaves out nodes of a queued resource that it does not reach, and succeeds.
+LEFT_OUT = "Could not prepare all"
 NAMES_ERROR = re.compile(r"ERROR|\berror:|\bfatal:|×")  # gcloud, pip, git and uv
 LAST_LINES = 20  # of a failed command's stderr, which are printed before the one line
 # Pattern in a tool's message -> exception with advice; the first match counts.
@@ -196,7 +199,8 @@ class Tools:
                 # would otherwise stay and print the log of the run on and on.
                 process.terminate()
                 raise
-        return subprocess.CompletedProcess(command, process.returncode, out, err)
+        code = process.returncode or 255 * (LEFT_OUT in (err or ""))
+        return subprocess.CompletedProcess(command, code, out, err)
 
 
 def cause(failed: subprocess.CompletedProcess) -> Exception:
