@@ -122,7 +122,7 @@ def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypa
         (["new.csv", "--text_column=a"], r"'a'; .*'sentence' \(choose with --text_column"),
         (["--text=a", "--text_column=a"], "--text_column and --pair_column go with files of"),
         (["new.txt", "--text_column=a"], "new.txt has a text a line and no columns"),
-        (["photo.jpg"], "photo.jpg: no table by its suffix; there are .tsv, .csv, .json, .jsonl, "),
+        (["photo.jpg"], "photo.jpg: no file of texts; there are .tsv, .csv, .json, .jsonl, "),
         (["no.csv"], "no.csv: No such file"),
     ):
         refuses(message, found, *flags)

@@ -120,14 +120,7 @@ class Runtime(ExitStack):
         self.evaluation_due = meta.get("evaluation_due", False)  # a stop cut the evaluation off
         self.finished = self.is_over() and not self.evaluation_due
         self.skipped = int(self.state.skipped_updates)  # as far as they were reported
-        allowed = max_skipped_updates(config)
-        fewer = (
-            f"has skipped {self.skipped} updates, and config.on_nonfinite={config.on_nonfinite} "
-            f"allows {allowed} in a whole run, so that no step would train; add "
-            f"--config.on_nonfinite=skip --config.max_skipped_updates={self.skipped + 1}, or more"
-        )
-        too_many = self.skipped > allowed and not self.finished
-        refuse_value(f"--workdir={self.workdir}", (too_many, fewer))
+        self._check_skipped()
         self._open(meta.get(OF_LAST))  # older checkpoints have none
 
         splits = (
@@ -155,6 +148,17 @@ class Runtime(ExitStack):
             self.enter_context(workdirs.locked(self.workdir))
             # Another start may have trained there since the first check.
             workdirs.check_workdir(self.workdir, self.config, mode="train")
+
+    def _check_skipped(self) -> None:
+        """Refuses a run that has skipped more updates than it may, as no step would train."""
+        allowed = max_skipped_updates(self.config)
+        fewer = (
+            f"has skipped {self.skipped} updates, and config.on_nonfinite="
+            f"{self.config.on_nonfinite} allows {allowed} in a whole run; add "
+            f"--config.on_nonfinite=skip --config.max_skipped_updates={self.skipped + 1}, or more"
+        )
+        too_many = self.skipped > allowed and not self.finished
+        refuse_value(f"--workdir={self.workdir}", (too_many, fewer))
 
     def _check_history(self) -> None:
         """Raises RunFailedError where no checkpoint is left of a run that must have had some."""
