@@ -40,7 +40,7 @@ RUN = {
         "duration": ("10 epochs", "in epochs, steps or examples"),
         "log_every_steps": (10, "steps between logged metrics; each waits for the devices"),
         "on_nonfinite": ("stop", "stop; skip: discard updates that are not finite"),
-        "max_skipped_updates": (10, "of a run with on_nonfinite=skip; more stop it", 0),
+        "max_skipped_updates": (10, "most in a whole run with on_nonfinite=skip", 0),
     },
     "data": {
         "num_workers": (0, "reading processes on each host; 0: threads", 0, 2**10),

@@ -233,9 +233,7 @@ def parse(text: str, kind: Kind) -> Variant:
     """
     name, *pairs = [part.strip() for part in text.split(",")]
     if pairs and name == "pretrained":
-        raise BadInputError(
-            "pretrained takes no options; set fields, as --config.model.dropout=0.1"
-        )
+        raise BadInputError("pretrained takes no options, where a config has it; set fields")
     if name not in kind.names:
         raise BadInputError(f"no {kind.title} is named {name!r}; {known_names(name, kind.names)}")
     family, size = kind.names[name]

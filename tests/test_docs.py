@@ -195,6 +195,12 @@ def test_links_lead_somewhere(page: Path):
         assert not anchor or anchor in anchors_of(there), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_rows(page: Path):
+    """Not one paragraph, as where an editor has filled lines."""
+    assert not [row for row in page.read_text().splitlines() if "---|---" in row.strip("-| :")]
+
+
 def test_pages_are_short():
     """The log has no limit."""
     readme = ROOT / "README.md"

@@ -185,9 +185,11 @@ def test_programs_have_a_directory_before_a_config_imports_jax(tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # restored at the end
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    text = "import os\nfrom configs.digits import get_config\n"
-    (tmp_path / "mine.py").write_text(text + "assert 'JAX_COMPILATION_CACHE_DIR' in os.environ")
-    parse_flags(["main", f"--config={tmp_path / 'mine.py'}", "--workdir=W"])
+    has = "import os\nassert 'JAX_COMPILATION_CACHE_DIR' in os.environ\n"
+    (tmp_path / "mine.py").write_text(has + "from configs.digits import get_config")
+    (tmp_path / "parts.py").write_text(has)
+    files = [f"--import={tmp_path / 'parts.py'}", f"--config={tmp_path / 'mine.py'}"]
+    parse_flags(["main", *files, "--workdir=W"])
     assert list((tmp_path / "widenet_jax/programs").iterdir())
 
 

@@ -85,9 +85,10 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
       BadInputError: an unknown flag, config file, variant or field, a value of the wrong type, or
         no pretrained model where the config asks for one.
     """
+    several = {"--distributed", "--coordinator"} & {word.partition("=")[0] for word in argv}
+    if not several:  # of several hosts only the first one writes
+        keep_compiled(os.environ)  # before a file of --import or a config imports JAX
     own = flag_parser().read(argv[1:])
-    if not (own.distributed or own.coordinator):  # of several hosts only the first one writes
-        keep_compiled(os.environ)  # before a config imports JAX
     for flag, why in OF_TRAINING.items():
         if getattr(own, flag) and own.mode != "train":
             raise BadInputError(f"--{flag} {why.format(own.mode)}")

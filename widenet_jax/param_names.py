@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.typing import PyTree
@@ -24,6 +25,15 @@ EXPERTS = "experts"  # leading axis E: one slice an expert
 NORM_OUT = "norm_out"  # the last norm of a stack
 BALANCE_BIAS = "balance_bias"  # of a router: moved by the sign of its gradient
 _BLOCK_PART = re.compile(r"block_(\d+)_(.+)")
+
+
+def without_idle_routers(params: PyTree, wanted: PyTree) -> PyTree:
+    """Returns parameters without the routers that `wanted` lacks.
+
+    Until November 2026 some looped models of grouped blocks had a router that no step ran.
+    """
+    stored, known = flatten_dict(params), flatten_dict(wanted)
+    return unflatten_dict({k: x for k, x in stored.items() if k in known or ROUTER not in k})
 
 
 def block_part(index: int, part: str) -> str:

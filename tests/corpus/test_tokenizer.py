@@ -53,7 +53,7 @@ def test_old_files_do_not_name_their_model(word_piece: Tokenizer, unigram: Token
         np.testing.assert_array_equal(old.starts_word, known.starts_word)
 
 
-@pytest.mark.parametrize("answer", ["cafe\u0301", "वे"])
+@pytest.mark.parametrize("answer", ["cafe\u0301", "वे", "नदी", "a\u20dd"])
 def test_an_answer_keeps_its_last_accent(unigram: Tokenizer, answer: str):
     """A tokenizer that strips accents takes them for no part of the token before."""
     text = f"the {answer} here"

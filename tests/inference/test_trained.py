@@ -11,10 +11,11 @@ import pytest
 from etils import epath
 from ml_collections import ConfigDict
 from refusals import refuses
+from untrained import export_untrained
 
-from widenet_jax.config.files import from_json
+from widenet_jax.config.files import from_json, load_config
 from widenet_jax.inference.exported import write_exported
-from widenet_jax.inference.pretrained import load_pretrained
+from widenet_jax.inference.pretrained import finetune_params, load_pretrained
 from widenet_jax.inference.trained import build_for, open_trained, read_model, result_at
 
 
@@ -52,6 +53,21 @@ def test_the_result_of_a_step_has_its_own_evaluation(tmp_path):
     assert result_at(tmp_path, 15) == {}
     (tmp_path / "result.json").write_text("[]")
     refuses(r"result.json: holds no JSON object; copy", result_at, tmp_path, 10)
+
+
+def test_a_router_that_no_step_runs_is_left_out(tmp_path: Path):
+    """Older versions stored one where the coda's first block follows the core's last."""
+    config = load_config("configs/digits.py:widenet_tiny,loop=1x4+2,routing_groups=2")
+    info = {"class_names": [*map(str, range(10))]}
+    model = read_model(str(export_untrained(config, info, tmp_path / "now")))
+    encoder, idle = dict(model.params["encoder"]), {"kernel": np.ones((32, 4), np.float32)}
+    encoder["block_04_moe"] = encoder["block_04_moe"] | {"router": idle}
+    older = dataclasses.replace(model, params=model.params | {"encoder": encoder})
+    write_exported(epath.Path(tmp_path / "older"), older, file_format="npz")
+    opened = open_trained(str(tmp_path / "older"))
+    assert jax.tree.structure(opened.params) == jax.tree.structure(model.params)
+    how = {"model": config.model, "source": "older"}
+    finetune_params(model.params, older.params, **how)
 
 
 @pytest.mark.parametrize("tie", ["weights", "none"])

@@ -305,13 +305,15 @@ def test_kept_results_of_other_fields_are_refused(stand_in, tmp_path: Path, caps
     told = refused(capsys, main, *flags, two, f"--workdir={tmp_path / 'b'}")
     assert f"ran with other fields ({one}, {two}); name another file" in told
     lines = [json.loads(line) | {"commit": None} for line in file.read_text().splitlines()]
+    for line in lines:  # as written on another machine
+        line["fields"] += ["--config.init_from=/elsewhere", "--config.data.num_workers=4"]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert call(*flags, one, f"--workdir={tmp_path / 'b'}", "--report") == 0
     assert "unknown" in (tmp_path / "b/fig3.md").read_text()
 
 
 def test_kept_results_are_found_by_launched_runs(stand_in, tmp_path: Path, capsys):
-    """Their workdirs lie elsewhere, and nothing is launched again."""
+    """Their workdirs lie elsewhere."""
     file, elsewhere = tmp_path / "results.jsonl", tmp_path / "elsewhere"
     flags = ("fig3", *SMOKE, "--seeds=1", f"--results={file}")
     assert call(*flags, f"--workdir={tmp_path / 'a'}") == 0

@@ -138,12 +138,19 @@ def test_an_export_is_no_place_to_train(workdir: epath.Path):
         check_workdir(workdir, digits.get_config(), mode="train")
 
 
+@pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("saved", ["checkpoints/20.damaged", "best/20", "metrics.jsonl", ""])
-def test_the_config_of_a_start_that_saved_nothing_is_replaced(workdir: epath.Path, saved: str):
+def test_the_config_of_a_start_that_saved_nothing_is_replaced(
+    workdir: epath.Path, saved: str, older: bool
+):
     """A shorter, other run takes its place; where anything else lies there, nothing changes."""
     (workdir / "metrics.jsonl").unlink()
-    (workdir / "environment.json").unlink()
+    file = workdir / "environment.json"
+    file.unlink()
     write_run(workdir, digits.get_config(), INFO | {"tokenizer": {}})
+    if older:
+        (start,) = json.loads(file.read_text())
+        file.write_text(json.dumps([{name: start[name] for name in start.keys() - {"info"}}]))
     (workdir / "notes.json").write_text("{}")  # the user's
     if saved:
         (workdir / saved).mkdir(parents=True)

@@ -116,7 +116,7 @@ class Tokenizer:
             while span[0] < span[1] and text[span[0]].isspace():
                 span[0] += 1
             # An accent that is stripped belongs to the letter before it.
-            while span[0] < span[1] < limit and unicodedata.category(text[span[1]]) == "Mn":
+            while span[0] < span[1] < limit and unicodedata.category(text[span[1]])[0] == "M":
                 span[1] += 1
         return Encoded(self._ordinary(encoding.ids), offsets)
 

@@ -22,7 +22,7 @@ from widenet_jax.errors import BadInputError, NoAccessError, raise_first
 from widenet_jax.files import absolute, matching
 from widenet_jax.inference.exported import READERS, read_arrays
 from widenet_jax.inference.trained import build_for, open_trained, read_model
-from widenet_jax.param_names import ADAPTERS, part_of
+from widenet_jax.param_names import ADAPTERS, part_of, without_idle_routers
 from widenet_jax.run.workdir import flatten, plain
 from widenet_jax.specs import MODELS, SAME_CLASSES, WHERE_IT_FITS, model_spec, parts, resolve
 from widenet_jax.trained import Stored, Trained
@@ -320,6 +320,7 @@ def finetune_params(
     Raises:
       BadInputError: the backbones differ, or a frozen parameter would be random.
     """
+    pretrained = without_idle_routers(pretrained, fresh)
     new, old = (flax.traverse_util.flatten_dict(tree, sep="/") for tree in (fresh, pretrained))
     taken, kept = taken_from(old, new, model, source=source, same_classes=same_classes)
     missing = sorted(new.keys() - taken.keys())

@@ -28,7 +28,7 @@ from widenet_jax.nn.build import (
     with_implementation,
     without_hopper,
 )
-from widenet_jax.param_names import ENCODER, named_leaves
+from widenet_jax.param_names import ENCODER, named_leaves, without_idle_routers
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
 from widenet_jax.specs import resolve, task_spec
@@ -59,8 +59,9 @@ def open_trained(
     place += f"@{checkpoint}" if checkpoint else ""
     config = override(ConfigDict(from_json(found.config)), changes)
     task, model, wanted = build_for(config, found.info, found.params)
-    raise_first(other_shapes(wanted, found.params, place))
-    return Trained(found.params, config, found.info, found.step, place, task, model)
+    params = without_idle_routers(found.params, wanted)
+    raise_first(other_shapes(wanted, params, place))
+    return Trained(params, config, found.info, found.step, place, task, model)
 
 
 def build_for(

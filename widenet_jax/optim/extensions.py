@@ -24,7 +24,8 @@ def guarded_optimizer(make: Callable, place: str, params: PyTree) -> Callable:
       place: begins messages.
       params: the parameters or their shapes.
     """
-    code = getattr(make, "__code__", None)  # a partial, or an object, has none
+    made_by = make.__init__ if isinstance(make, type) else make
+    code = getattr(made_by, "__code__", None)  # a partial, or an object, has none
     file = code.co_filename if code else ""
 
     def tried(what: str, run: Callable, *args: Any) -> Any:

@@ -17,8 +17,7 @@ from widenet_jax.ops.sweep.trials import Trial
 from widenet_jax.papers.experiments import CHOICES_SHA256
 from widenet_jax.run.metrics import JsonLines
 
-# Places on the machine of the run, which a line leaves out.
-PLACES = ("--config.data.path=", "--config.init_from=")
+PLACE = "--config.data.path="  # of the data on the machine of the run, which a line leaves out
 
 
 def restore(path: str, trials: Iterable[Trial], directory: Directory) -> list[dict[str, Any]]:
@@ -33,7 +32,7 @@ def restore(path: str, trials: Iterable[Trial], directory: Directory) -> list[di
             line = parse_json(text)
             name, choices, result = line["trial"], line["choices_sha256"], line["result"]
             records, start = line["evaluations"], {"git": {"commit": line["commit"]}}
-            start["devices"], fields = [line["device"]], set(line["fields"])
+            start["devices"], fields = [line["device"]], of_result(line["fields"])
         except (ValueError, TypeError, KeyError) as error:
             raise BadInputError(f"--results={file}, line {number}: damaged ({error!r})") from None
         if choices != CHOICES_SHA256:
@@ -44,7 +43,7 @@ def restore(path: str, trials: Iterable[Trial], directory: Directory) -> list[di
         lines.append(line)
         if name not in wanted:
             continue
-        if others := fields ^ set(fields_of(wanted[name])):
+        if others := fields ^ of_result(wanted[name].fields()):
             raise BadInputError(
                 f"--results={file}, line {number}: {name} ran with other fields "
                 f"({', '.join(sorted(others))}); name another file"
@@ -67,9 +66,12 @@ def add(path: str, lines: list[dict], trials: Iterable[Trial], directory: Direct
         write_text(absolute(path), "".join(f"{json.dumps(line)}\n" for line in every))
 
 
-def fields_of(trial: Trial) -> list[str]:
-    """Returns the fields that a trial sets, without the places."""
-    return [field for field in trial.fields() if not field.startswith(PLACES)]
+def of_result(fields: Iterable[str]) -> set[str]:
+    """Returns the fields on which a result depends."""
+    from widenet_jax.run.workdir import MAY_CHANGE  # imports JAX
+
+    free = tuple(f"--config.{name}" for name in (*MAY_CHANGE, "init_from="))
+    return {field for field in fields if not field.startswith(free)}
 
 
 def line_of(trial: Trial, directory: Directory) -> dict[str, Any]:
@@ -80,7 +82,7 @@ def line_of(trial: Trial, directory: Directory) -> dict[str, Any]:
     return {
         "trial": trial.name,
         "config": trial.config,
-        "fields": fields_of(trial),
+        "fields": [field for field in trial.fields() if not field.startswith(PLACE)],
         "choices_sha256": CHOICES_SHA256,
         "commit": (start.get("git") or {}).get("commit"),
         "device": start["devices"][0],

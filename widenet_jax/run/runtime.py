@@ -157,7 +157,7 @@ class Runtime(ExitStack):
             f"{self.config.on_nonfinite} allows {allowed} in a whole run; add "
             f"--config.on_nonfinite=skip --config.max_skipped_updates={self.skipped + 1}, or more"
         )
-        too_many = self.skipped > allowed and not self.finished
+        too_many = self.skipped > allowed and not self.is_over()
         refuse_value(f"--workdir={self.workdir}", (too_many, fewer))
 
     def _check_history(self) -> None:
@@ -221,7 +221,7 @@ class Runtime(ExitStack):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Is a context in which a stop request or a bad example ends the run with a save."""
+        """A context in which a stop request or a bad example ends the run with a save."""
         try:
             yield
         except (StopRequestedError, BadExampleError, CallbackError) as ending:

@@ -215,6 +215,10 @@ def changed_fact(meta: Mapping[str, Any], info: Mapping[str, Any]) -> str:
     return min(odd, key=CONTENT.__eq__, default="")
 
 
+# Files of a start's data, of starts that do not list them.
+OLDER = ("class_names", "content_sha256", "pairs", "tokenizer", "unigram_entropy", "vocab_size")
+
+
 def write_run(
     workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any], attention: str | None = None
 ) -> None:
@@ -233,7 +237,7 @@ def write_run(
     file = workdir / "config.json"
     starts = workdir / files.STARTS
     if files.may_replace(workdir):
-        begun = {name for start in earlier_starts(starts) for name in start.get("info", ())}
+        begun = {name for start in earlier_starts(starts) for name in start.get("info", OLDER)}
         others = [workdir / f"{name}.json" for name in begun]
         for path in (*others, file, starts):  # in this order: a kill leaves no odd directory
             path.unlink(missing_ok=True)
@@ -249,7 +253,7 @@ def write_run(
 def earlier_starts(path: epath.Path) -> list[dict]:
     """Reads environment.json; [] where it is missing, or damaged, with a warning."""
     try:
-        return list(json.loads(path.read_text())) if path.exists() else []
+        return [{**start} for start in json.loads(path.read_text())] if path.exists() else []
     except (ValueError, TypeError):
         say(f"warning: {path} is damaged; a new list of starts begins")
         return []

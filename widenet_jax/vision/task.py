@@ -126,7 +126,7 @@ def weigh(counts: Sequence[int]) -> tuple[float, ...]:
 
     V counts the classes that have an example.
     """
-    present = sum(count > 0 for count in counts)
+    present = max(1, sum(count > 0 for count in counts))
     return tuple(sum(counts) / (present * max(count, 1)) for count in counts)
 
 

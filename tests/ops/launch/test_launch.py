@@ -321,10 +321,16 @@ def test_a_tpu_whose_deletion_fails_once_is_deleted(tmp_path: Path):
     fails, states = {"delete": ["ERROR: 503 UNAVAILABLE"]}, ("NOT_FOUND", "READY")
     cloud, _ = launched(tmp_path / "a", "--delete_when_done", states=states, fails=fails)
     assert cloud.steps()[-3:] == ["delete", "describe", "delete"]
-    states += ("READY", "PREEMPTED", "PREEMPTED", "DELETING", *["NOT_FOUND"] * 2, "READY")
-    fails = {"delete": ["Connection reset"]}
-    cloud, _ = launched(tmp_path / "b", states=states, exit_codes=(134, 0), fails=fails)
-    assert cloud.steps().count("create") == 2
+    gone = ("DELETING", "NOT_FOUND", "READY")
+    for name, told, *messages in (
+        ("b", gone, "Connection reset"),
+        ("c", ("PREEMPTED", *gone), "Connection reset", "it is being deleted"),
+        ("d", gone, "reauthentication is needed"),
+    ):
+        seen = (*states, "READY", "PREEMPTED", "PREEMPTED", *told)
+        how = {"exit_codes": (134, 0), "fails": {"delete": messages}}
+        cloud, _ = launched(tmp_path / name, states=seen, **how)
+        assert cloud.steps().count("create") == 2, name
 
 
 def test_a_login_that_is_not_found_is_no_tpu_that_was_deleted(tmp_path: Path):

@@ -343,9 +343,22 @@ def test_what_is_no_folder_of_classes_is_refused(folder, change, place, fraction
 
 def test_a_trained_model_is_measured_on_its_training_images(flat):
     """Not on those that were held out from them."""
-    data = config_of(flat, eval_fraction=0.1, eval_split="train").data
-    source = build_source(data, "train", {"class_names": ["ant", "zebra"]})
-    assert {source.describe(i) for i in range(len(source))} == parts(flat)[0]
+    info = {"class_names": ["ant", "zebra"]}
+
+    def measured(**splits: str) -> set[str]:
+        data = config_of(flat, eval_fraction=0.1, **splits).data
+        source = build_source(data, data.eval_split, info)
+        assert not source.part_of
+        return {source.describe(i) for i in range(len(source))}
+
+    assert measured(eval_split="train") == parts(flat)[0]
+    (flat / "train").mkdir()
+    for name in info["class_names"]:
+        shutil.move(flat / name, flat / "train" / name)
+    second = {"train_split": "train[:50%]", "eval_split": "train[50%:]"}
+    assert len(measured(**second)) == 200  # of a run that nothing was held out from
+    shutil.copytree(flat / "train", flat / "val")
+    assert len(measured(eval_split="train")) == 400
 
 
 def test_folders_are_read_from_local_disks():

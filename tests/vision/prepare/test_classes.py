@@ -156,6 +156,7 @@ def test_splits_of_tfds_without_labels_are_left_out(tmp_path, capsys, tensorflow
 
 def test_splits_beside_a_divided_one_are_packed(tmp_path, capsys):
     root = make_folder(tmp_path / "photos", {"train": [0, 1] * 6, "test": [0, 1]})
+    write(root / "unlabelled" / "0.jpg", photo(0))  # is none
     flags = ["--input", root, "--eval_fraction=0.4", "--out", tmp_path / "set"]
     assert run("image_folder", *flags) == 0
     assert records.read_manifest(str(tmp_path / "set"))["splits"].keys() == {"train", "val", "test"}

@@ -55,6 +55,7 @@ class CloudTpu:
         self.may_exist = False
         self.unanswered = 0  # runs that ended because their store did not answer
         self.lost = 0  # runs that were lost on a TPU that stayed
+        self.deleting = False  # by this launch, also where the answer was lost
 
     def launch(self, plan: Callable[[], None]) -> int:
         """Creates the TPU, runs the job through any preemptions and returns its exit code.
@@ -135,15 +136,12 @@ class CloudTpu:
           UnusableTpuError: a person deleted or stopped the TPU meanwhile.
         """
         if state in TAKEN:
-            try:
-                self.delete()
-            except RunFailedError:
-                while self.known_state() == "DELETING":  # by this launch, and not by a person
-                    time.sleep(self.poll_seconds)
-                raise
+            self.deleting = True
+            self.delete()
             state = ABSENT
         self.may_exist = True  # while it is created, too: Ctrl-C does not end the creation
         if state == ABSENT:
+            self.deleting = False
             created = self.tools.attempt(self.job.create())
             if created.returncode:
                 # The TPU may come up all the same, as where the network fails.
@@ -152,6 +150,8 @@ class CloudTpu:
                 raise cause(created)
         shown = None
         while (state := self.known_state(dry_answer=READY[self.job.queued])) not in READY:
+            if state == ABSENT and self.deleting:
+                return self.bring_up(ABSENT)
             self.check_kept(state)
             if state in TAKEN:
                 describe = " ".join(self.job.request("describe"))
@@ -346,8 +346,10 @@ class CloudTpu:
     def delete_at_last(self) -> None:
         """Deletes the TPU after its run; tries again while the service cannot be asked."""
         for _ in range(CHECKS_WITHOUT_ANSWER - 1):
-            with suppress(BadInputError, RunFailedError):
+            try:
                 return self.delete()
+            except (BadInputError, RunFailedError) as error:
+                say(f"{error}; trying again")
             time.sleep(self.poll_seconds)
             if self.known_state() == ABSENT:  # the answer alone was lost
                 return

@@ -80,6 +80,8 @@ def parse_axis(text: str, flag: str) -> list[Settings]:
     Values stay text; the config decides about their types.
     """
     name, values = split_axis(text, flag, "it as FIELD=VALUE,VALUE as in seed=0,1,2")
+    if name == "variant" and "" in parse_values(values):
+        raise BadInputError(f"{flag} {text!r}: a variant is empty; part those with commas by ';'")
     return sweep(name, parse_values(values))
 
 

@@ -130,8 +130,7 @@ def make(config: str, settings: Settings, flags: Sequence[str]) -> Trial:
             raise BadInputError(
                 f"--config={config}: the variant is swept as well; write --config={path}"
             )
-        if not (argument := text_of(settings[VARIANT])):
-            raise BadInputError("a swept variant is empty; part variants that have commas by ';'")
+        argument = text_of(settings[VARIANT])
     full = f"{path}:{argument}" if argument else path
     for name in settings.keys() & names_of(flags):
         raise BadInputError(f"--config.{name} is set, and swept as well; keep one of them")

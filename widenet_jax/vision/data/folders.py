@@ -112,7 +112,8 @@ class ImageFolder(labelled.LabelledImages):
             self.note = "\n".join(filter(None, [_unused(folder, root, holdout), self.note]))
             total = sum(len(images) for images, _ in found.values())
             how = f"--{holdout.field}={holdout.fraction:g} divides them, 1 takes all"
-            self.part_of = f"of {total:,}: {how}"
+            if split == holdout.eval_split:
+                self.part_of = f"of {total:,}: {how}"
         self.record_labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self.left_out = Counter(kind for name, kind in others.items() if inside(name))
 
@@ -282,12 +283,12 @@ def _suffix_of(name: str) -> str:
 
 
 def splits_of(root: str, holdout: Holdout) -> list[str]:
-    """Returns the splits of a folder: the holdout's two, and its folders if they are no classes."""
+    """Returns the splits of a folder: two parts of one, and the folders of classes beside it."""
     if not holdout.fraction or _is_split(Path(root), holdout):
         return _subfolders(Path(root))
     divided = _has_classes(Path(root) / holdout.train_split)
-    names = [holdout.train_split, holdout.eval_split] + _subfolders(Path(root)) * divided
-    return [*dict.fromkeys(names)]
+    beside = [name for name in _subfolders(Path(root)) * divided if _has_classes(Path(root) / name)]
+    return [*dict.fromkeys([holdout.train_split, holdout.eval_split, *beside])]
 
 
 def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]:
@@ -378,9 +379,10 @@ def open_folder(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) ->
     train, evaluation = (names_in(data.get(f"{name}_split", name)) for name in ("train", "eval"))
     of_train = [name for name in train if name not in evaluation] or train
     of_eval = [name for name in evaluation if name not in train] or evaluation
-    if info and {*train} == {*evaluation}:  # a trained model is measured on its training images
-        of_eval = [f"not {of_train[0]}"]
     holdout = Holdout(fraction, of_train[0], of_eval[0])
+    if info and {*train} == {*evaluation} and not _is_split(Path(root), holdout):
+        # Of a folder that was divided, a trained model is measured on its training images.
+        holdout = Holdout(fraction, of_train[0], f"not {of_train[0]}")
     several = 0 < fraction < 1 and len({*of_train}) > 1 and not _is_split(Path(root), holdout)
     problem = f"cannot be held out of several splits; add --{FRACTION_FIELD}=0, and take slices"
     refuse(f"config.data.eval_split={of_eval[0]}", (several, problem))

@@ -187,10 +187,11 @@ def read_tar(options: Options) -> Converted:
     notes: list[str] = []
 
     def read(path: str) -> Images:
-        wanted = [*_wanted(read_archive(path), Counter())]
-        places = Counter((_class_of(m, labels_by_name), _folder_of(m)) for m in wanted)
+        places, within = Counter(), set()
+        for member in _wanted(read_archive(path), Counter()):
+            places[_class_of(member, labels_by_name), _folder_of(member)] += 1
+            within |= {str(Path(member.name).parent.parent)} - {member.is_archive}
         folders.update(places)
-        within = {str(Path(m.name).parent.parent) for m in wanted if not m.is_archive}
         if len(within) > 1 and not labels_by_name:
             where = f"{path}: classes lie in {names_text(sorted(within))}"
             notes.append(f"{where}; each split has the images of all: divide the archive")
