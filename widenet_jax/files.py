@@ -29,6 +29,7 @@ from widenet_jax.errors import (
 )
 
 SHIPPED = epath.Path(__file__).parent / "inference" / "weights"  # exports, by name
+EXPORT = "export.json"  # of a directory that export.py wrote
 UNFINISHED = ".tmp"  # suffix of a file that is being written
 LOCK = ".lock"  # in a workdir, held while a process trains there
 
@@ -100,9 +101,6 @@ def user_cache(name: str) -> Path:
     """Returns this user's directory for files that can be computed again, such as "programs"."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "widenet_jax" / name
-
-
-EXPORT = "export.json"  # of a directory that export.py wrote
 
 
 def may_replace(workdir: epath.Path) -> bool:

@@ -93,7 +93,7 @@ def traced_once() -> Callable[..., Any]:
         if asked in known:
             params, outputs = known[asked]
             for module, had, of_module in zip(modules, begun, params, strict=True):
-                for name in of_module.keys() - had:
+                for name in [name for name in of_module if name not in had]:
                     module.put_variable("params", name, arrays_like(of_module[name]))
             return arrays_like(outputs)
         outputs = run(*args, **kwargs)

@@ -135,7 +135,7 @@ class Parts:
     def due(self, *parts: nn.Module | None) -> bool:
         """Returns whether parts must run together; initialising shared ones takes a single run.
 
-        But for groups of blocks, as a layer that follows first and routes later has a router, too.
+        Groups of blocks run whole: a layer of theirs may follow at first, and route later.
         """
         names = {part.name for part in parts if part}
         once = self._stack.is_initializing() and self._stack.blocks_per_routing() == 1

@@ -215,7 +215,7 @@ def changed_fact(meta: Mapping[str, Any], info: Mapping[str, Any]) -> str:
     return min(odd, key=CONTENT.__eq__, default="")
 
 
-# Files of a start's data, of starts that do not list them.
+# Files that a start writes of its data; those of before November 2026 do not list them.
 OLDER = ("class_names", "content_sha256", "pairs", "tokenizer", "unigram_entropy", "vocab_size")
 
 

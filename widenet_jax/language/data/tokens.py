@@ -1,7 +1,6 @@
 """Tokens of a text: made from passages, kept in files or in memory, and counted."""
 
 import hashlib
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +120,7 @@ class Encoder:
     @property
     def ending(self) -> np.ndarray:
         """The tokens after every document."""
-        text = os.fsencode(self.separator)  # of a command line, perhaps no UTF-8
+        text = self.separator.encode(errors="surrogateescape")  # a command line's bytes as they are
         pieces, _ = self.measured(Passage(text, "--separator", None, True))
         found = self.tokenizer and self.separator and self.tokenizer.id_of(self.separator)
         return np.array([found], pieces.dtype) if isinstance(found, int) else pieces

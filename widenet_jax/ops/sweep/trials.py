@@ -208,7 +208,7 @@ def settings_of_config(config: str) -> list[Settings]:
 
 
 def check_comparable(trials: Iterable[Trial]) -> None:
-    """Raises BadInputError where trials have other primary metrics, so that none is the best."""
+    """Raises BadInputError where the primary metrics of trials differ, so that none is the best."""
     names = dict.fromkeys(trial.primary_metric().name for trial in trials)
     if len(names) > 1:
         raise BadInputError(
