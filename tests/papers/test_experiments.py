@@ -114,3 +114,4 @@ def test_kept_results_of_claims_are_of_these_choices():
     assert {line["choices_sha256"] for line in lines} == {CHOICES_SHA256}
     assert len({line["trial"] for line in lines}) == len(lines)
     assert not any("data.path" in field for line in lines for field in line["fields"])
+    assert all(re.match(r"2026-\d\d-\d\d: .", one) for one in EXPERIMENTS["claims"].deviations)

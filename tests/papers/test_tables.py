@@ -194,3 +194,10 @@ def test_paired_comparisons_show_each_seed():
     experiment = replace(experiment, rows=experiment.rows[:1])
     text = markdown(experiment, SMALL, rows_with(experiment, Measured(tuple(done))))
     assert "| 2.5000, 2.7500 |" in " ".join(text.split()) and "paper, " not in text
+
+
+def test_a_table_says_what_was_done_otherwise_than_fixed():
+    told = "2026-11-28: five seeds, as many as the hours allowed"
+    experiment = replace(EXPERIMENTS["claims"], rows=(), deviations=(told,))
+    text = markdown(experiment, SMALL, rows_with(experiment))
+    assert text.count("Not as fixed before the first run") == 1 and told in text

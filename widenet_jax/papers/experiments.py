@@ -126,6 +126,7 @@ class PaperExperiment:
       above_0: what it means when a contrast is above 0, in a picture.
       about: our data and the differences from the paper, where they are not the scale's.
       seeds: runs of each model; 0: as many as the scale's.
+      deviations: what was done otherwise than fixed before the first run, with date and reason.
     """
 
     name: str
@@ -147,6 +148,7 @@ class PaperExperiment:
     above_0: str = ""
     about: str = ""
     seeds: int = 0
+    deviations: tuple[str, ...] = ()
 
     def of_sizes(self, sizes: Sequence[str]) -> "PaperExperiment":
         """Returns the experiment with only the rows of these sizes."""
@@ -213,7 +215,7 @@ def has_entropy_loss(variant: str) -> bool:
 
 def claims_of(section: Mapping[str, Any]) -> PaperExperiment:
     """Makes the experiment of claims.toml: each row has its rate and its amount of images."""
-    section = dict(section)
+    section = dict(section) | {"deviations": tuple(DEVIATIONS)}
     rows = tuple(
         PaperRow(label, variant, stage=f"{rate}_{amount}")
         for label, variant, rate, amount in section.pop("rows")

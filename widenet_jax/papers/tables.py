@@ -155,6 +155,7 @@ def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
     """Lines that state the paper's conclusion and which pairs of rows stand as in the paper."""
     whose = "Why" if experiment.contrasts else "The paper"
     lines, spec = [f"{whose}: {experiment.claim}"], f".{experiment.metric.decimals + 1}f"
+    lines += [f"Not as fixed before the first run: {one}" for one in experiment.deviations]
     pairs: dict[str, list] = {AS: [], OTHER: [], CLOSE: [], LOST: []}
     for one, other in compared(experiment, rows):
         printed = paper_sign(experiment, one, other)
