@@ -202,6 +202,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=", ".join(FAMILIES))
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many, from 0")
     flags = parser.parse_args(argv)
+    if unknown := set(flags.families) - FAMILIES.keys():
+        parser.error(f"no family {min(unknown)}; there are {', '.join(FAMILIES)}")
     for name in flags.families or FAMILIES:
         entry = reference_of(name, train_seeds(name, range(flags.seeds)))
         written = json.loads(FILE.read_text()) if FILE.exists() else {}

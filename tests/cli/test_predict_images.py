@@ -94,3 +94,10 @@ def test_outputs_are_tried_before_the_work(run, digits_run, photos, capsys):
     assert refused(capsys, run, photos / "b.png", f"--out={file}/found.csv") == line
     flags = (f"--workdir={digits_run}", "--config.data.source=image_folder", nowhere)
     assert refused(capsys, evaluate.main, f"--out={file}", *flags) == line
+
+
+def test_help_names_what_each_task_reads(capsys):
+    with pytest.raises(SystemExit):
+        predict.parser_of(["--help"]).read(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "FILE image files, folders, '*.jpg'; tables of texts, or .txt with a text a line" in text

@@ -1,6 +1,7 @@
 """Contrasts of an experiment: their rows, their table and their picture."""
 
 import math
+from dataclasses import replace
 
 from widenet_jax.ops.sweep.seeds import Found
 from widenet_jax.papers import contrasts
@@ -33,6 +34,9 @@ def test_what_a_paper_claims_is_confirmed_or_refuted(tmp_path, drawn):
     claims = EXPERIMENTS["claims"]
     text = " ".join(contrasts.markdown(claims, of).split())
     assert "| b | below 0 | +1.033 | +0.654 to +1.413 | 3 | 0.010 | above 0: refuted |" in text
+    assert "Provisional: not all contrasts have the 6 seeds" in text
+    whole = [replace(one, values=one.values * 2) for one in of]
+    assert "Provisional" not in contrasts.markdown(claims, whole)
     contrasts.draw(claims, of, tmp_path / "a.png")
     (axis,) = drawn[0].axes
     marks = {line.get_marker(): [*line.get_ydata()] for line in axis.lines[-2:]}

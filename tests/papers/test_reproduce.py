@@ -286,6 +286,9 @@ def test_results_outlive_the_runs(stand_in, tmp_path: Path, capsys):
     assert {line["choices_sha256"] for line in lines} == {CHOICES_SHA256}
     assert all("--config.seed=0" in line["fields"] for line in lines)
     table = (tmp_path / "a/fig3.md").read_text().partition("Made by")[0]
+    capsys.readouterr()
+    assert call(*flags, f"--workdir={tmp_path / 'b'}", "--dry_run") == 0
+    assert "2 of them done" in capsys.readouterr().out and not (tmp_path / "b").exists()
     assert call(*flags, f"--workdir={tmp_path / 'b'}") == 0
     assert not list(tmp_path.glob("b/*/starts")) and file.read_text() == text
     assert table in (tmp_path / "b/fig3.md").read_text()

@@ -36,7 +36,7 @@ from widenet_jax.config.parser import (
 from widenet_jax.errors import BadArgumentError, BadInputError, raise_first
 from widenet_jax.files import absolute, find_model, is_remote, read_json, write_bytes
 from widenet_jax.run.tables import csv_text
-from widenet_jax.specs import TaskSpec, resolve, task_spec, task_specs
+from widenet_jax.specs import Flag, TaskSpec, resolve, task_spec, task_specs
 
 # What `add_argument` makes of a `specs.Flag`: one text, several texts, positional words, a number.
 KINDS = {
@@ -81,9 +81,12 @@ def parser_of(argv: Argv) -> Parser:
     add_model_flags(parser, text)
     add = parser.add_argument
     add("--top", type=positive, default=5, metavar="N", help="classes, spans or words to name")
-    flags = {name: flag for spec in specs() for name, flag in spec.predict.flags.items()}
-    for name, flag in flags.items():
-        add(name, metavar=flag.metavar, help=flag.help, **KINDS[flag.kind])
+    flags: dict[str, list[Flag]] = {}
+    for name, flag in (one for spec in specs() for one in spec.predict.flags.items()):
+        flags.setdefault(name, []).append(flag)
+    for name, of in flags.items():
+        text = "; ".join(dict.fromkeys(flag.help for flag in of))
+        add(name, metavar=of[0].metavar, help=text, **KINDS[of[0].kind])
     return parser
 
 

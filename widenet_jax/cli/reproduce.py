@@ -18,7 +18,7 @@ input; 3 a run failed (the others ran); 143 stopped, running ones saved (launche
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,13 @@ def run(options: Options) -> int:
     trials = {one: [trial_of(one, seed, *how) for seed in seeds] for one in runs}
     asked = {one: trials[one] for one in wanted}
     command = launching(options.launch, scale) if options.launch else Trial.command
-    if options.dry_run:
-        print_runs(asked, scale, directory, command, as_json=options.json)
-        return 0
     every = [trial for of in trials.values() for trial in of]
-    lines = kept.restore(options.results, every, directory) if options.results else []
+    lines = kept.read(options.results, every) if options.results else []
+    if options.dry_run:
+        known = {line["trial"] for line in lines}
+        print_runs(asked, scale, directory, command, known, as_json=options.json)
+        return 0
+    kept.restore(lines, every, directory)
     lacks_runs = options.report and not (lines or directory.path.is_dir())
     refuse(f"--workdir={directory.path}", (lacks_runs, "there is nothing to report"))
     check_finished(every, directory)
@@ -208,14 +210,20 @@ def launching(flags: str, scale: Scale) -> MakeCommand:
 
 
 def print_runs(
-    trials: Trials, scale: Scale, directory: Directory, command: MakeCommand, *, as_json: bool
+    trials: Trials,
+    scale: Scale,
+    directory: Directory,
+    command: MakeCommand,
+    known: Collection[str],
+    *,
+    as_json: bool,
 ) -> None:
-    """Prints the runs that would start; at a scale for TPUs with the plan of each."""
+    """Prints the runs and which are done or `known`; at a scale for TPUs with the plan of each."""
     rows = []
     for number, (run, seeds) in enumerate(trials.items(), 1):
         config, finetuned = seeds[0].config, run.backbone is not None
         commands = [shlex.join(command(trial, directory.workdir(trial))) for trial in seeds]
-        found = [directory.is_done(trial) for trial in seeds]
+        found = [trial.name in known or directory.is_done(trial) for trial in seeds]
         done = None if None in found else sum(found)
         row = {"config": config, "finetuned": finetuned, "seeds": len(seeds), "done": done}
         lines = [f"{len(seeds)} x {config}{' (finetuned)' if finetuned else ''}"]

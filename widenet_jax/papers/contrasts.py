@@ -54,6 +54,8 @@ def markdown(experiment: PaperExperiment, found: Sequence[Found]) -> str:
         del columns["the paper"]
     shown = [one for one in found if one.values]
     how = HOW.format(margin=experiment.margin, number=len(found))
+    if any(len(one.values) < experiment.seeds for one in found):
+        how += f" Provisional: not all contrasts have the {experiment.seeds} seeds that were fixed."
     return f"\n{table_of(columns, shown)}\n\n{how}\n"
 
 

@@ -17,11 +17,12 @@ from widenet_jax.ops.sweep.trials import Trial
 from widenet_jax.papers.experiments import CHOICES_SHA256
 from widenet_jax.run.metrics import JsonLines
 
+KEYS = {"trial", "fields", "choices_sha256", "commit", "device", "result", "evaluations"}
 PLACE = "--config.data.path="  # of the data on the machine of the run, which a line leaves out
 
 
-def restore(path: str, trials: Iterable[Trial], directory: Directory) -> list[dict[str, Any]]:
-    """Makes the directories of kept runs that are not here; returns all lines of the file.
+def read(path: str, trials: Iterable[Trial]) -> list[dict[str, Any]]:
+    """Reads the lines of a file; none where it does not exist.
 
     Raises:
       BadInputError: a line is damaged, or of a run under other choices or with other fields.
@@ -30,10 +31,10 @@ def restore(path: str, trials: Iterable[Trial], directory: Directory) -> list[di
     for number, text in enumerate(file.read_text().splitlines() if file.exists() else (), 1):
         try:
             line = parse_json(text)
-            name, choices, result = line["trial"], line["choices_sha256"], line["result"]
-            records, start = line["evaluations"], {"git": {"commit": line["commit"]}}
-            start["devices"], fields = [line["device"]], of_result(line["fields"])
-        except (ValueError, TypeError, KeyError) as error:
+            if lacking := KEYS - line.keys():
+                raise KeyError(", ".join(sorted(lacking)))
+            name, choices, fields = line["trial"], line["choices_sha256"], of_result(line["fields"])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadInputError(f"--results={file}, line {number}: damaged ({error!r})") from None
         if choices != CHOICES_SHA256:
             raise BadInputError(
@@ -48,13 +49,21 @@ def restore(path: str, trials: Iterable[Trial], directory: Directory) -> list[di
                 f"--results={file}, line {number}: {name} ran with other fields "
                 f"({', '.join(sorted(others))}); name another file"
             )
-        workdir = epath.Path(directory.workdir(wanted[name]))
+    return lines
+
+
+def restore(lines: Iterable[dict], trials: Iterable[Trial], directory: Directory) -> None:
+    """Makes the directories of kept runs that are not here."""
+    wanted = {trial.name: trial for trial in trials}
+    for line in (line for line in lines if line["trial"] in wanted):
+        workdir = epath.Path(directory.workdir(wanted[line["trial"]]))
         if not (workdir / "result.json").exists():
             workdir.mkdir(parents=True, exist_ok=True)
+            start = {"git": {"commit": line["commit"]}, "devices": [line["device"]]}
             write_json(workdir / STARTS, [start])
-            write_text(workdir / "metrics.jsonl", "".join(f"{json.dumps(r)}\n" for r in records))
-            write_json(workdir / "result.json", result)
-    return lines
+            records = (f"{json.dumps(record)}\n" for record in line["evaluations"])
+            write_text(workdir / "metrics.jsonl", "".join(records))
+            write_json(workdir / "result.json", line["result"])
 
 
 def add(path: str, lines: list[dict], trials: Iterable[Trial], directory: Directory) -> None:

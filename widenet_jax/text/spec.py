@@ -109,7 +109,7 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
         flags={
             "--text": specs.Flag("to classify or score; may be repeated", kind="texts"),
             "--pair": specs.Flag("the second text of a --text", kind="texts"),
-            "files": specs.Flag("tables, or .txt with a text a line", "FILE", "words"),
+            "files": specs.Flag("tables of texts, or .txt with a text a line", "FILE", "words"),
             "--text_column": specs.Flag("of tables; by default as in the run", "NAME"),
             "--pair_column": specs.Flag("of their second texts, likewise", "NAME"),
             "--out": specs.Flag("write the predictions to a .csv or .jsonl file", "FILE"),

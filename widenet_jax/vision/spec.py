@@ -65,7 +65,7 @@ CLASSIFICATION = specs.TaskSpec(
     predict=specs.PredictSpec(
         form="image files",
         flags={
-            "files": specs.Flag("image files, folders, '*.jpg'; tables of texts", "FILE", "words"),
+            "files": specs.Flag("image files, folders, '*.jpg'", "FILE", "words"),
             "--overlay": specs.Flag("draw expert choices over the images", "PNG"),
             "--out": specs.Flag("write the predictions to a .csv or .jsonl file", "FILE"),
         },
