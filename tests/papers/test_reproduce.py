@@ -307,6 +307,12 @@ def test_kept_results_of_other_fields_are_refused(stand_in, tmp_path: Path, caps
     capsys.readouterr()
     told = refused(capsys, main, *flags, two, f"--workdir={tmp_path / 'b'}")
     assert f"ran with other fields ({one}, {two}); name another file" in told
+    assert call(*flags, one, f"--workdir={tmp_path / 'c'}") == 0
+    capsys.readouterr()
+    without = [*flags[:-1], two, f"--workdir={tmp_path / 'c'}"]  # the file, but not its runs
+    assert "ran with another config (duration: '1 epochs' there" in refused(capsys, main, *without)
+    models = [*flags, "fig4", one, f"--workdir={tmp_path / 'd'}"]
+    assert "keeps results and no models, which fig4 read" in refused(capsys, main, *models)
     lines = [json.loads(line) | {"commit": None} for line in file.read_text().splitlines()]
     for line in lines:  # as written on another machine
         line["fields"] += ["--config.init_from=/elsewhere", "--config.data.num_workers=4"]

@@ -12,11 +12,13 @@ from widenet_jax.papers.runs import Measured
 from widenet_jax.papers.scales import SCALES, run_of
 from widenet_jax.papers.tables import (
     INTERVALS,
+    TEXT_COLUMNS,
     compared,
     markdown,
     paper_sign,
     rows_of,
     sign_of,
+    table_2,
     verdict,
 )
 
@@ -201,3 +203,15 @@ def test_a_table_says_what_was_done_otherwise_than_fixed():
     experiment = replace(EXPERIMENTS["claims"], rows=(), deviations=(told,))
     text = markdown(experiment, SMALL, rows_with(experiment))
     assert text.count("Not as fixed before the first run") == 1 and told in text
+
+
+def test_a_column_whose_seeds_diverged_leaves_no_mean():
+    found = {}
+    for column, value in {"squad1": 0.8, "squad2": 0.7, "mnli": math.nan, "sst2": 0.6}.items():
+        one = EXPERIMENTS[f"table2_{column}"]
+        more = {f"test_{TEXT_COLUMNS[column]}": value}
+        of = measured(value, metric=one.metric.name, **more)
+        found[run_of(SMALL, one, one.rows[0])] = of
+    row = next(line for line in table_2(SMALL, found).splitlines() if line.startswith("| ALBERT"))
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[3::2] == ["80.0/80.0", "70.0/70.0", "NaN", "60.0", "NaN"]

@@ -86,6 +86,9 @@ def run(options: Options) -> int:
     options.seeds = options.seeds or max(one.seeds for one in experiments) or scale.seeds
     wanted = runs_of(scale, runnable(scale, chosen(options.experiments, options.sizes.split(","))))
     directory = Directory(options.workdir, options.trial_workdir, dry=options.dry_run)
+    models = [one.name for one in experiments if one.statistic or one.finetuned or one.text]
+    told = f"keeps results and no models, which {', '.join(models)} read; leave one of them out"
+    refuse(f"--results={options.results}", (options.results and models, told))
     seeds, how = range(options.seeds), (directory, options.data_dir, options.fields)
     runs = runs_of(scale, experiments)
     trials = {one: [trial_of(one, seed, *how) for seed in seeds] for one in runs}
@@ -107,7 +110,7 @@ def run(options: Options) -> int:
         new, stopped = carry_out(asked, directory, workers=options.workers, command=command)
         measured |= new
     if options.results:
-        kept.add(options.results, lines, every, directory)
+        kept.add(options.results, every, directory)
     from widenet_jax.papers import figures, report  # import JAX
 
     for one in experiments:

@@ -14,6 +14,7 @@ your input; 3 a trial failed (the others ran); 143 stopped, running trials saved
 on).
 """
 
+import hashlib
 import shlex
 import sys
 from collections.abc import Iterator
@@ -159,7 +160,7 @@ def handing_over(flags: str) -> MakeCommand:
     words = split_words("--launch", flags)
 
     def command(trial: Trial, workdir: str) -> list[str]:
-        name = f"--name=sweep-{trial.name.rpartition('-')[2]}"
+        name = f"--name=sweep-{hashlib.sha256(workdir.encode()).hexdigest()[:8]}"
         return [sys.executable, "-m", LAUNCHER, name, *words, *trial.arguments(workdir)]
 
     return command

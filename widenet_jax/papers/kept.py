@@ -5,13 +5,15 @@ the first run, commit, device, result.json, every evaluation, and the experts' l
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from etils import epath
 
+from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import STARTS, absolute, parse_json, read_json, write_json, write_text
+from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import Trial
 from widenet_jax.papers.experiments import CHOICES_SHA256
@@ -54,20 +56,26 @@ def read(path: str, trials: Iterable[Trial]) -> list[dict[str, Any]]:
 
 def restore(lines: Iterable[dict], trials: Iterable[Trial], directory: Directory) -> None:
     """Makes the directories of kept runs that are not here."""
+    from widenet_jax.run.workdir import plain  # imports JAX
+
     wanted = {trial.name: trial for trial in trials}
     for line in (line for line in lines if line["trial"] in wanted):
-        workdir = epath.Path(directory.workdir(wanted[line["trial"]]))
+        trial = wanted[line["trial"]]
+        workdir = epath.Path(directory.workdir(trial))
         if not (workdir / "result.json").exists():
             workdir.mkdir(parents=True, exist_ok=True)
             start = {"git": {"commit": line["commit"]}, "devices": [line["device"]]}
             write_json(workdir / STARTS, [start])
+            config = set_fields(load_config(trial.config), trial.fields())
+            write_json(workdir / "config.json", plain(config))
             records = (f"{json.dumps(record)}\n" for record in line["evaluations"])
             write_text(workdir / "metrics.jsonl", "".join(records))
             write_json(workdir / "result.json", line["result"])
 
 
-def add(path: str, lines: list[dict], trials: Iterable[Trial], directory: Directory) -> None:
-    """Writes the lines, and a new one for each finished run that has none."""
+def add(path: str, trials: Sequence[Trial], directory: Directory) -> None:
+    """Adds a line for each finished run that has none to the lines that are there by now."""
+    lines = read(path, trials)
     known = {line["trial"] for line in lines}
     new = [trial for trial in trials if trial.name not in known and directory.result(trial)]
     if new:
@@ -77,9 +85,9 @@ def add(path: str, lines: list[dict], trials: Iterable[Trial], directory: Direct
 
 def of_result(fields: Iterable[str]) -> set[str]:
     """Returns the fields on which a result depends."""
-    from widenet_jax.run.workdir import MAY_CHANGE  # imports JAX
+    from widenet_jax.run.workdir import MAY_CHANGE_AFTER  # imports JAX
 
-    free = tuple(f"--config.{name}" for name in (*MAY_CHANGE, "init_from="))
+    free = tuple(f"--config.{name}" for name in (*MAY_CHANGE_AFTER, "init_from="))
     return {field for field in fields if not field.startswith(free)}
 
 

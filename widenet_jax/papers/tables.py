@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -110,7 +111,7 @@ def table_2(scale: Scale, measured: Measurements) -> str:
             in_paper = getattr(printed, column)
             cells[-1] += [joined(in_paper if isinstance(in_paper, list) else [in_paper])]
             cells[-1] += [joined(values)]
-        mean = None if None in means else seeds.mean_of(means)
+        mean = None if None in means else statistics.fmean(means)  # NaN of a column that diverged
         cells[-1] += [joined([printed.mean]), joined([mean])]
     lines = ["Ours is the mean over the seeds that are done; of SQuAD F1/exact match."]
     return page("Table 2: text models", scale.about["text"], markdown_table(cells), lines)
@@ -118,7 +119,7 @@ def table_2(scale: Scale, measured: Measurements) -> str:
 
 def joined(values: Sequence[float | None]) -> str:
     """Formats a cell, such as "89.3/82.3"."""
-    return "not run" if None in values else "/".join(f"{value:.1f}" for value in values)
+    return "not run" if None in values else "/".join(number(value, 1) for value in values)
 
 
 def number(value: float | str | None, decimals: int) -> str:

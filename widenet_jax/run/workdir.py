@@ -49,6 +49,8 @@ MAY_CHANGE = (
     "data.on_bad_example",
     "data.max_bad_fraction",
 )
+# Those on which the result of a finished run does not depend; with more patience it would go on.
+MAY_CHANGE_AFTER = tuple(name for name in MAY_CHANGE if name != "evaluation.patience")
 # Hosts may differ in these fields: where the data lies, and how it is read.
 MAY_DIFFER = ("data.path", "data.num_workers", "data.prefetch")
 CONTENT = "content_sha256"  # of the facts of the data
@@ -126,10 +128,12 @@ def earlier_config(workdir: epath.Path) -> dict[str, Any] | None:
     return None if new else read_config(workdir)
 
 
-def changed_fields(workdir: epath.Path, config: ConfigDict) -> dict[str, str]:
+def changed_fields(
+    workdir: epath.Path, config: ConfigDict, free: tuple[str, ...] = MAY_CHANGE
+) -> dict[str, str]:
     """Returns how a run's config.json differs from a config: {"seed": "0 there, 1 here"}.
 
-    Leaves out the fields that may change. A run of before there was a field has its default.
+    Leaves out the fields that are `free` to change. An older run has a new field's default.
     """
     theirs, ours = flatten(read_config(workdir)), flatten(plain(config))
     sections = {name.rpartition(".")[0] for name in theirs}
@@ -142,7 +146,7 @@ def changed_fields(workdir: epath.Path, config: ConfigDict) -> dict[str, str]:
     return {
         key: f"{theirs.get(key)!r} there, {ours.get(key)!r} here"
         for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key) != ours.get(key) and not key.startswith(MAY_CHANGE)
+        if theirs.get(key) != ours.get(key) and not key.startswith(free)
     }
 
 

@@ -236,3 +236,12 @@ def test_settings_of_a_value_stand_side_by_side(tmp_path: Path, drawn):
     depth, _ = drawn[0].axes
     assert intervals(depth)[::3] == pytest.approx([-0.15, 0.15, 1.15, 0.85])
     assert [*depth.lines[0].get_xdata()] == intervals(depth)[::3]
+
+
+def test_a_setting_without_the_field_is_left_out_of_its_panel(tmp_path: Path, drawn):
+    rows = [{"score": score, "interval": (0.1, 0.9)} for score in (0.5, 0.6)]
+    bars = [rows[0] | {"depth": None}, rows[1] | {"depth": 2}]
+    shown = [rows[0], rows[1] | {"depth": 2}]
+    draw_against(shown, ["depth"], "score", tmp_path / "a", bars, label="score")
+    (panel,) = drawn[0].axes
+    assert len(panel.lines[0].get_xdata()) == 1

@@ -149,6 +149,8 @@ def test_results_of_an_edited_config_file_or_other_flags_are_not_mixed(
         line = refused(capsys, main, first, workdir, *longer, *flags)
         assert "batch_size: 32 there, 128 here" in line and "seed_" in line
     config_with(mine, "batch_size", 32)
+    line = refused(capsys, main, first, workdir, *longer, "--config.evaluation.patience=5")
+    assert "evaluation.patience: 0 there, 5 here" in line  # what it cut short would stay short
     assert call(first, workdir, *longer, "--config.checkpoint.keep=7") == 0
     assert [row["status"] for row in rows_of(tmp_path / "sweep")] == ["done", "done"]
 
@@ -252,6 +254,7 @@ def test_each_trial_is_handed_to_the_launcher():
     words = hand_over(trial, "gs://bucket/sweep/seed_1")
     assert words[:3] == [sys.executable, "-m", "widenet_jax.cli.launch_tpu"]
     assert words[3:] == [
-        f"--name=sweep-{trial.name[-8:]}", "--tpu=v3-8", "--zone=europe-west4-a",
+        "--name=sweep-ad889ae8", "--tpu=v3-8", "--zone=europe-west4-a",
         "--backend=tpu-vm", DIGITS, "--workdir=gs://bucket/sweep/seed_1", "--config.seed=1",
     ]  # fmt: skip
+    assert hand_over(trial, "gs://bucket/sweep/1-seed_1")[3] != words[3]  # proposed twice

@@ -146,13 +146,13 @@ def changed_since(trial: Trial, directory: Directory) -> dict[str, str]:
     place = absolute(workdir)
     if directory.result(trial) is None or not (place / "config.json").exists():
         return {}
-    from widenet_jax.run.workdir import changed_fields  # imports JAX
+    from widenet_jax.run.workdir import MAY_CHANGE_AFTER, changed_fields  # import JAX
 
     try:
         config = set_fields(load_config(trial.config), trial.fields())
     except BadInputError:  # the model that it started from may be gone: by the trial's own copy
         config = set_fields(load_config(trial.config), trial.fields(), workdir=workdir)
-    changed = changed_fields(place, config)
+    changed = changed_fields(place, config, MAY_CHANGE_AFTER)
     return {key: text for key, text in changed.items() if key not in trial.settings}
 
 

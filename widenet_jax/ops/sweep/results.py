@@ -304,7 +304,7 @@ def draw_against(
         places = dict(zip(values, range(len(values)) if named else values, strict=True))
         x = [places[row[field]] + named * beside(row, shown, field, fields) for row in shown]
         panel.plot(x, [row[metric] for row in shown], "o", color=PALETTE[0], alpha=0.6)
-        for bar in (bar for bar in bars if field in bar):
+        for bar in (bar for bar in bars if bar.get(field) in places):
             place = places[bar[field]] + named * beside(bar, shown, field, fields)
             marks |= draw_bar(bar, place, panel)
         if any(len(of) > 1 for of in scores.values()):
