@@ -95,9 +95,9 @@ def test_word_pieces_are_those_of_each_line(tmp_path: Path):
     tokenizer = load_tokenizer(str(FOLDER))
     lines = ["  Anne was here.", "", "She smiled. [SEP]"]
     train, valid = write(tmp_path / "a.txt", "\n".join(lines)), write(tmp_path / "b.txt", "No.\n")
-    out = tmp_path / "set"
+    out, copy = tmp_path / "set", write(tmp_path / "c.txt", "No.\n")
     options = ("--valid", valid, "--tokenizer", FOLDER, "--separator=[SEP]")
-    assert prepare([train, valid], out, *options) == 0
+    assert prepare([train, copy], out, *options) == 0
     parts = [*map(tokenizer.encode, lines), [tokenizer.sep_id], tokenizer.encode("No.")]
     expected = np.concatenate([*parts, [tokenizer.sep_id]])
     np.testing.assert_array_equal(tokens(out, "train", "<u2"), expected)
@@ -152,6 +152,24 @@ def test_the_preview_shows_the_first_windows(tmp_path: Path, capsys):
     assert run("preview", "--config", config, "--num=1") == 0
     shown = capsys.readouterr().out
     assert "split train, tokens 0 to 12" in shown and "then" in shown
+
+
+@pytest.mark.parametrize("kind", ["stream", "text"])
+def test_a_file_is_read_once_and_for_one_split(tmp_path: Path, capsys, kind: str):
+    """Whether it is named twice, lies in a folder that is named, or is linked."""
+    folder = write(tmp_path / "wiki" / "train.txt", TEXT.read_bytes()).parent
+    (folder / "link").symlink_to(tmp_path / "dev")
+    valid = write(tmp_path / "dev" / "valid.txt", "It rained. We stayed.")
+    command = (kind, folder, "--workers=1", *(["--tokenizer", FOLDER] if kind == "text" else []))
+    message = refused(capsys, *command, "--out", tmp_path / "a", "--valid", valid)
+    assert f"{valid} is in two splits, train and valid" in message
+    flag = ["--valid_per_mille=50"] if kind == "text" else []
+    for out, more in (("b", []), ("c", [folder, folder / "train.txt", tmp_path / "dev"])):
+        assert run(kind, *more, *command[1:], *flag, "--out", tmp_path / out) == 0
+    assert manifest(tmp_path / "b")["splits"] == manifest(tmp_path / "c")["splits"]
+    told = capsys.readouterr().err
+    assert f"note: given twice, read once: {folder}\n" in told
+    assert f"note: given twice, read once: {folder / 'train.txt'} and 1 more\n" in told
 
 
 # --- Kills and mistakes ---------------------------------------------------------------------------
