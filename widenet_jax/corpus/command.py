@@ -45,7 +45,7 @@ def add_set_command(commands: Any, name: str, what: str, work: Callable[[Options
     add("--out", required=True, metavar="DIR", help="where the set goes")
     text = "processes; by default as many as there are cores"
     add("--workers", type=positive, default=usable_cores(), metavar="N", help=text)
-    add("--overwrite", action="store_true", help="replace another set that is there")
+    add("--overwrite", action="store_true", help="replace a set that is there")
     return add
 
 

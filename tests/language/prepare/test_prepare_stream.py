@@ -172,6 +172,28 @@ def test_a_file_is_read_once_and_for_one_split(tmp_path: Path, capsys, kind: str
     assert f"note: given twice, read once: {folder / 'train.txt'} and 1 more\n" in told
 
 
+@pytest.mark.parametrize("kind", ["stream", "text"])
+def test_the_same_command_mends_a_set(tmp_path: Path, kind: str):
+    """Of a missing or a cut file; --overwrite prepares a whole set again, too."""
+    out, options = tmp_path / "set", ["--tokenizer", FOLDER, "--workers=1"]
+    options += ["--valid_per_mille=50"] if kind == "text" else []
+    command = (kind, TEXT, "--out", out, *options)
+    assert run(*command) == 0
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    for path in before:
+        if path.name.startswith("train"):
+            for damage in (path.unlink, lambda path=path: path.write_bytes(b"")):
+                damage()
+                assert run(*command) == 0
+                assert path.read_bytes() == before[path]
+    times = {path: path.stat().st_mtime_ns for path in before}
+    assert run(*command) == 0
+    assert times == {path: path.stat().st_mtime_ns for path in before}
+    assert run(*command, "--overwrite") == 0
+    assert all(path.stat().st_mtime_ns > time for path, time in times.items())
+    assert before == {path: path.read_bytes() for path in out.iterdir()}
+
+
 # --- Kills and mistakes ---------------------------------------------------------------------------
 
 

@@ -108,7 +108,8 @@ class TokenStream:
     def note(self) -> str:
         if "tokenizer" not in self.info:
             return ""
-        unknown = "an older version prepared it; prepare it again to see what the tokenizer loses"
+        again = "prepare it with --overwrite to see what the tokenizer loses"
+        unknown = f"an older version prepared it; {again}"
         text = lost_text.describe(self.losses) or f"{self.text}: {unknown}"
         remark = lost_text.remark(self.losses)
         return text + (remark and f"; bits per byte and word perplexity are {remark}")
