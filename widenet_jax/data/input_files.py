@@ -22,8 +22,8 @@ from widenet_jax.errors import BadInputError, refusing
 from widenet_jax.files import is_remote
 
 MAX_IMAGE_BYTES = 256 << 20
-# What compressed files begin with.
-GZIP, BZIP2, XZ, ZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"PK\x03\x04"
+# What files begin with: compressed ones, and parquet.
+GZIP, BZIP2, XZ, PARQUET = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"PAR1"
 
 _SHARD = re.compile(r"(.+?)[-.]\d{5}-of-(\d{5})\D.*")
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from preparing import ROOT, refused, run, write
+from preparing import ROOT, make_tar, refused, run, write
 
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
@@ -227,6 +227,8 @@ def test_five_kills_change_no_byte(tmp_path: Path):
         ("a.txt", ["--tokenizer", FOLDER], "a.txt line 2: not UTF-8 text"),
         ("a.txt", ["--tokenizer", FOLDER, "--separator=\\n"], "the tokenizer makes no token of it"),
         ("enwik8.zip", [], "enwik8.zip: a zip archive; unpack it first"),
+        ("a.jsonl.zst", [], "a.jsonl.zst: compressed by Zstandard; unpack it (zstd -d) first"),
+        ("wiki.tgz", [], "wiki.tgz: a tar archive; unpack it first"),
         ("missing.txt", [], "missing.txt"),
         ("a.txt", ["--splits=train:90"], "'train:90' is not NAME=SIZE; write for instance train"),
         ("a.txt", ["--splits=train=0%"], "'train=0%' is not NAME=SIZE"),
@@ -239,6 +241,8 @@ def test_five_kills_change_no_byte(tmp_path: Path):
 def test_mistakes_are_one_line(tmp_path: Path, capsys, file: str, options: list, line: str):
     write(tmp_path / "a.txt", b"One.\nTw\xff.\nThree.")
     write(tmp_path / "enwik8.zip", b"PK\x03\x04rest")
+    write(tmp_path / "a.jsonl.zst", b"\x28\xb5\x2f\xfdrest")
+    make_tar(tmp_path / "wiki.tgz", {"a.txt": b"One."}, "w:gz")
     write(tmp_path / "empty.txt", b"")
     found = refused(capsys, "stream", tmp_path / file, *options, "--out", tmp_path / "set")
     assert line in found and not (tmp_path / "set").exists()
