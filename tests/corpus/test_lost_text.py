@@ -108,7 +108,7 @@ def test_sets_and_parts_of_an_older_version(made: tuple, tmp_path: Path, capsys)
         assert entry["tokens"] and not any("share" in name for name in entry)
         assert "not come back" not in capsys.readouterr().out.split("valid")[0]
     source = open_stream(str(tmp_path / "stream"), "train", 1)
-    assert source.losses == {} and "prepare it again to see what the tokenizer" in source.note
+    assert source.losses == {} and "prepare it with --overwrite to see what" in source.note
     assert build_source({"source": "text", "path": str(tmp_path / "text")}, "train").note == ""
 
 

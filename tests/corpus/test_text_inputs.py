@@ -91,7 +91,7 @@ def test_many_files_share_units(tmp_path: Path):
     assert len(units) == 200 and sum(map(len, units)) == 600
 
 
-def test_a_tfds_set(tmp_path: Path):
+def test_a_tfds_set(tmp_path: Path, capsys):
     tfds = pytest.importorskip("tensorflow_datasets")
     shards = [
         [tfds_record(text=text) for text in some]
@@ -103,8 +103,10 @@ def test_a_tfds_set(tmp_path: Path):
     assert len(units) == 2
     found = [d.paragraphs for unit in units for d in documents(unit)]
     assert found == [["One. Two."], ["Three."], ["Four."]]
-    options = ("--tokenizer", FOLDER, "--max_length=16", "--valid", place, "--workers=1")
-    assert run("text", place, "--out", tmp_path / "out", *options) == 0
+    options = ("--tokenizer", FOLDER, "--max_length=16", "--workers=1", "--valid")
+    valid = write(tmp_path / "valid.txt", "Five.")
+    assert run("text", place, "--out", tmp_path / "out", *options, valid) == 0
+    assert "is in two splits" in refuse(capsys, tmp_path, place, *options, place)
 
 
 @pytest.mark.parametrize(

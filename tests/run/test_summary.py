@@ -57,8 +57,9 @@ def test_a_classifier_of_one_class_is_told(accuracy: float, beaten: bool):
 
 
 def test_sequences_shorter_than_the_set_s_are_noted(tmp_path: Path):
-    text, out = write(tmp_path / "a.txt", "One. Two."), tmp_path / "out"
-    options = ("--tokenizer", FOLDER, "--valid", text, "--workers=1", "--max_length=32")
+    text, valid = (write(tmp_path / name, "One. Two.") for name in ("a.txt", "b.txt"))
+    options = ("--tokenizer", FOLDER, "--valid", valid, "--workers=1", "--max_length=32")
+    out = tmp_path / "out"
     assert run("text", text, "--out", out, *options) == 0
     notes = {}
     for length in (16, 32):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from widenet_jax.config.machine import usable_cores
 from widenet_jax.config.parser import Options, positive, show
 from widenet_jax.corpus.readers import FORMATS
+from widenet_jax.data.input_files import check_apart
 from widenet_jax.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -44,15 +45,25 @@ def add_set_command(commands: Any, name: str, what: str, work: Callable[[Options
     add("--out", required=True, metavar="DIR", help="where the set goes")
     text = "processes; by default as many as there are cores"
     add("--workers", type=positive, default=usable_cores(), metavar="N", help=text)
-    add("--overwrite", action="store_true", help="replace another set that is there")
+    add("--overwrite", action="store_true", help="replace a set that is there")
     return add
 
 
-def units_of(paths: Sequence[str], options: Options) -> "list[list[Input]]":
-    """Returns the units of work of some inputs, as the flags say; [] of no inputs."""
+def units_of(
+    splits: Mapping[str, Sequence[str]], options: Options
+) -> "dict[str, list[list[Input]]]":
+    """Returns the units of work of each split's inputs, as the flags say; [] of no inputs.
+
+    Raises:
+      BadInputError: as `plan`; or a file is in two splits.
+    """
     from widenet_jax.corpus.inputs import plan
 
-    return plan(paths, options.format, options.tfds_split) if paths else []
+    form = options.format, options.tfds_split
+    units = {split: plan(paths, *form) if paths else [] for split, paths in splits.items()}
+    read = {split: [part.path for unit in of for part in unit] for split, of in units.items()}
+    check_apart(read, "text")
+    return units
 
 
 def column_of(units: "Sequence[Sequence[Input]]", options: Options) -> str:

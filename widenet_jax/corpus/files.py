@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP, open_input
+from widenet_jax.data.input_files import BZIP2, GZIP, XZ, open_input
 from widenet_jax.errors import BadInputError, refuse, refusing
 
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
@@ -22,6 +22,12 @@ _COMPRESSED: dict[bytes, Callable[[BinaryIO], BinaryIO]] = {
     GZIP: lambda file: gzip.GzipFile(fileobj=file),
     BZIP2: lambda file: whole(file, bz2.BZ2File),
     XZ: lambda file: whole(file, lzma.LZMAFile),
+}
+# The beginning of a file that is not opened, and how to open it.
+_UNREAD = {
+    b"PK\x03\x04": "a zip archive; unpack it first",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it first",
+    b"\x28\xb5\x2f\xfd": "compressed by Zstandard; unpack it (zstd -d) first",
 }
 
 
@@ -37,9 +43,11 @@ def whole(file: BinaryIO, opens: Callable[[BinaryIO], Any]) -> BinaryIO:
 
 
 def first_bytes(path: str) -> bytes:
-    """Returns the beginning of a file; raises BadInputError unless it can be read."""
+    """Returns the beginning of a file; raises BadInputError for a tar archive, or as `opened`."""
     with opened(path) as file:
-        return file.read(_BEGINNING)
+        beginning = file.read(_BEGINNING)
+        refuse(path, (beginning[257:262] == b"ustar", "a tar archive; unpack it first"))
+        return beginning
 
 
 @contextlib.contextmanager
@@ -47,14 +55,14 @@ def opened(path: str) -> Iterator[BinaryIO]:
     """Opens a file, decompressed if it is compressed.
 
     Raises:
-      BadInputError: the file cannot be opened; or it is damaged, also where that shows as it is
-        read.
+      BadInputError: the file cannot be opened, or is packed in another way; or it is damaged, also
+        where that shows as it is read.
     """
     damage = (OSError, EOFError, zlib.error, lzma.LZMAError)
     with open_input(path) as file, refusing(f"{path}: damaged or cut short", *damage):
-        beginning = file.read(max(map(len, _COMPRESSED)))
+        beginning = file.read(max(map(len, (*_COMPRESSED, *_UNREAD))))
         file.seek(0)
-        refuse(path, (beginning.startswith(ZIP), "a zip archive; unpack it first"))
+        refuse(path, *((beginning.startswith(mark), what) for mark, what in _UNREAD.items()))
         found = [opens for mark, opens in _COMPRESSED.items() if beginning.startswith(mark)]
         yield io.BufferedReader(found[0](file)) if found else file
 

@@ -13,6 +13,7 @@ from widenet_jax.corpus import readers
 from widenet_jax.corpus.chunking import Document
 from widenet_jax.corpus.files import NEWLINE, decoded, first_bytes, opened
 from widenet_jax.corpus.readers import Input, cut_long_line
+from widenet_jax.data.input_files import once
 from widenet_jax.errors import refuse
 from widenet_jax.files import is_remote, readable
 
@@ -29,7 +30,8 @@ def plan(
     """Returns the units of work: lists of inputs, in the order given.
 
     Args:
-      paths: files; or directories, whose files are taken in sorted order.
+      paths: files; or directories, whose files are taken in sorted order. A file that is there
+        twice, perhaps by a link, is read once.
       format: one of `readers.FORMATS`, or "auto": by each file's name and beginning.
       tfds_split: of TFDS sets.
 
@@ -38,7 +40,7 @@ def plan(
     """
     found: list[Input] = []
     files: list[str] = []
-    for path in paths:
+    for path in once(paths):
         place = readable(path)
         if place.is_dir() and (place / TFDS_INFO).exists():
             found += _tfds_inputs(path, tfds_split)
@@ -48,6 +50,7 @@ def plan(
             files += visible
         else:
             files.append(path)
+    files = once(files)
     places = [path if is_remote(path) else os.path.abspath(path) for path in files]
     # commonpath would take gs://bucket for a relative path; this is cut at a separator below.
     above = os.path.commonprefix([os.path.dirname(place) + "/" for place in places])  # noqa: RUF071

@@ -77,6 +77,10 @@ class Preparation(abc.ABC):
           BadInputError: a split is empty.
         """
 
+    @abc.abstractmethod
+    def open_split(self, directory: str, split: str) -> object:
+        """Opens a split of a finished set; raises BadInputError if a file is missing or damaged."""
+
     def counts_of(self, directory: Path, unit: int) -> dict[str, Any]:
         """Prepares a unit; returns its counts and the hash of its inputs."""
         counts = self.prepare_unit(directory, unit)
@@ -106,8 +110,8 @@ def prepare(
     Args:
       preparation: what to make.
       options: `out`, a directory, created if absent, in which a finished set of the same settings
-        is left as it is; `workers`, processes, at most one for each unit; `overwrite`, whether
-        another set that is there is removed.
+        is left as it is unless a file of it is missing or damaged; `workers`, processes, at most
+        one for each unit; `overwrite`, whether any set that is there is replaced.
       provenance: kept in the manifest.
 
     Returns:
@@ -119,11 +123,16 @@ def prepare(
     """
     directory, settings = Path(options.out), preparation.settings
     finished = records.stored_object(directory / records.MANIFEST)
-    if finished.get("settings") == settings and (
+    same = finished.get("settings") == settings and (
         finished.get("inputs_sha256") == [*map(inputs_sha256, preparation.units)]
-    ):
-        return finished
-    with records.new_set(options.out, overwrite=options.overwrite, settings=settings) as folder:
+    )
+    if same and not options.overwrite:
+        with contextlib.suppress(BadInputError):  # a file is missing or damaged
+            for split in finished["splits"]:
+                preparation.open_split(options.out, split)
+            return finished
+    overwrite = same or options.overwrite
+    with records.new_set(options.out, overwrite=overwrite, settings=settings) as folder:
         if preparation.tokenizer:
             write_json(folder / FILE, preparation.tokenizer.json)
         parts = [_finished(preparation, folder, unit) for unit in range(len(preparation.units))]

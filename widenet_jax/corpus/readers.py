@@ -19,7 +19,7 @@ from etils import epath
 from widenet_jax.corpus.files import COMPRESSED_SUFFIXES, NEWLINE, decoded, first_bytes, opened
 from widenet_jax.corpus.sentences import paragraphs_of
 from widenet_jax.corpus.tables import Columns, from_csv, from_tsv, shown
-from widenet_jax.data.input_files import open_input, open_parquet
+from widenet_jax.data.input_files import PARQUET, open_input, open_parquet
 from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import parse_json
 
@@ -94,7 +94,7 @@ def detect(path: str) -> str:
     name = path.lower()
     for suffix in COMPRESSED_SUFFIXES:
         name = name.removesuffix(suffix)
-    if name.endswith(".parquet") or beginning.startswith(b"PAR1"):
+    if name.endswith(".parquet") or beginning.startswith(PARQUET):
         return "parquet"
     first = beginning.decode("utf-8-sig", errors="replace").strip().split("\n")[0]
     # WikiExtractor's files of JSON lines have names such as wiki_00.

@@ -6,12 +6,14 @@ can claim terabytes.
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
 import stat
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from etils import epath
@@ -20,8 +22,8 @@ from widenet_jax.errors import BadInputError, refusing
 from widenet_jax.files import is_remote
 
 MAX_IMAGE_BYTES = 256 << 20
-# What compressed files begin with.
-GZIP, BZIP2, XZ, ZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"PK\x03\x04"
+# What files begin with: compressed ones, and parquet.
+GZIP, BZIP2, XZ, PARQUET = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"PAR1"
 
 _SHARD = re.compile(r"(.+?)[-.]\d{5}-of-(\d{5})\D.*")
 
@@ -99,6 +101,30 @@ def shards_text(paths: Iterable[str]) -> str:
     texts = [f"{count:,} of {int(size):,} files {name}" for (name, size), count in found.items()]
     odd = not whole or any(count < int(size) for (_, size), count in found.items())
     return " and ".join(texts) if odd else ""
+
+
+def once(paths: Sequence[str]) -> list[str]:
+    """Returns the paths, of several that lead to one file the first; a note names the others."""
+    kept: dict[str, str] = {}
+    for path in paths:
+        kept.setdefault(_real(path), path)
+    if left := [*(Counter(paths) - Counter(kept.values()))]:
+        more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
+        print(f"note: given twice, read once: {left[0]}{more}", file=sys.stderr)
+    return [*kept.values()]
+
+
+def check_apart(splits: Mapping[str, Iterable[str]], what: str) -> None:
+    """Raises BadInputError where two splits have a file in common, perhaps by a link."""
+    found = [(split, {*map(_real, paths)}) for split, paths in splits.items()]
+    for (one, files), (other, others) in itertools.combinations(found, 2):
+        for path in sorted(files & others)[:1]:
+            same = f"{one} and {other}, which would have the same {what}"
+            raise BadInputError(f"{path} is in two splits, {same}; leave it out of one of them")
+
+
+def _real(path: str) -> str:
+    return path if is_remote(path) else os.path.realpath(path)
 
 
 @contextlib.contextmanager

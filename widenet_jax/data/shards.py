@@ -166,7 +166,7 @@ class PackedSet(Packed):
         paths = records.shard_paths(directory, split, shards)
         # An input without a document of this split has made a shard without records.
         held = {path: s["records"] for path, s in zip(paths, shards, strict=True) if s["records"]}
-        sizes, remedy = [*held.values()], "copy the shard again or prepare the set again"
+        sizes, remedy = [*held.values()], "copy the shard again or prepare the set with --overwrite"
         self._shards = Shards([*held], sizes, [0] * len(sizes), sizes, remedy, unit)
         if is_remote(directory):
             from widenet_jax.data.ranges import Ranges

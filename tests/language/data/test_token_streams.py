@@ -201,12 +201,16 @@ def test_a_large_file_is_told_apart_by_parts_of_it(tmp_path):
         ("text.txt", {"split": "valid", "max_length": 10}, "split valid: 10 tokens, too few for"),
         ("empty.txt", {}, r"empty\.txt: an empty file"),
         ("text.gz", {}, r"text\.gz: compressed; unpack it"),
+        ("text.zst", {}, r"text\.zst: compressed by Zstandard; unpack it \(zstd -d\)"),
+        ("text.parquet", {}, r"text\.parquet: a parquet file; prepare it with"),
         ("", {}, "65,537 tokens is too large for a stream"),
     ],
 )
 def test_mistakes_are_one_line(text, tmp_path, file: str, changes: dict, line: str):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "text.gz").write_bytes(gzip.compress(b"text " * 100))
+    (tmp_path / "text.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
+    (tmp_path / "text.parquet").write_bytes(b"PAR1" + bytes(100))
     written(tmp_path, np.zeros(100, "<u2"), vocab_size=65_537)
     where = {"split": "train", "max_length": T} | changes
     with pytest.raises(BadInputError, match=line):

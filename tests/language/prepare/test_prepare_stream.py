@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from preparing import ROOT, refused, run, write
+from preparing import ROOT, make_tar, refused, run, write
 
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
@@ -95,9 +95,9 @@ def test_word_pieces_are_those_of_each_line(tmp_path: Path):
     tokenizer = load_tokenizer(str(FOLDER))
     lines = ["  Anne was here.", "", "She smiled. [SEP]"]
     train, valid = write(tmp_path / "a.txt", "\n".join(lines)), write(tmp_path / "b.txt", "No.\n")
-    out = tmp_path / "set"
+    out, copy = tmp_path / "set", write(tmp_path / "c.txt", "No.\n")
     options = ("--valid", valid, "--tokenizer", FOLDER, "--separator=[SEP]")
-    assert prepare([train, valid], out, *options) == 0
+    assert prepare([train, copy], out, *options) == 0
     parts = [*map(tokenizer.encode, lines), [tokenizer.sep_id], tokenizer.encode("No.")]
     expected = np.concatenate([*parts, [tokenizer.sep_id]])
     np.testing.assert_array_equal(tokens(out, "train", "<u2"), expected)
@@ -154,6 +154,46 @@ def test_the_preview_shows_the_first_windows(tmp_path: Path, capsys):
     assert "split train, tokens 0 to 12" in shown and "then" in shown
 
 
+@pytest.mark.parametrize("kind", ["stream", "text"])
+def test_a_file_is_read_once_and_for_one_split(tmp_path: Path, capsys, kind: str):
+    """Whether it is named twice, lies in a folder that is named, or is linked."""
+    folder = write(tmp_path / "wiki" / "train.txt", TEXT.read_bytes()).parent
+    (folder / "link").symlink_to(tmp_path / "dev")
+    valid = write(tmp_path / "dev" / "valid.txt", "It rained. We stayed.")
+    command = (kind, folder, "--workers=1", *(["--tokenizer", FOLDER] if kind == "text" else []))
+    message = refused(capsys, *command, "--out", tmp_path / "a", "--valid", valid)
+    assert f"{valid} is in two splits, train and valid" in message
+    flag = ["--valid_per_mille=50"] if kind == "text" else []
+    for out, more in (("b", []), ("c", [folder, folder / "train.txt", tmp_path / "dev"])):
+        assert run(kind, *more, *command[1:], *flag, "--out", tmp_path / out) == 0
+    assert manifest(tmp_path / "b")["splits"] == manifest(tmp_path / "c")["splits"]
+    told = capsys.readouterr().err
+    assert f"note: given twice, read once: {folder}\n" in told
+    assert f"note: given twice, read once: {folder / 'train.txt'} and 1 more\n" in told
+
+
+@pytest.mark.parametrize("kind", ["stream", "text"])
+def test_the_same_command_mends_a_set(tmp_path: Path, kind: str):
+    """Of a missing or a cut file; --overwrite prepares a whole set again, too."""
+    out, options = tmp_path / "set", ["--tokenizer", FOLDER, "--workers=1"]
+    options += ["--valid_per_mille=50"] if kind == "text" else []
+    command = (kind, TEXT, "--out", out, *options)
+    assert run(*command) == 0
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    for path in before:
+        if path.name.startswith("train"):
+            for damage in (path.unlink, lambda path=path: path.write_bytes(b"")):
+                damage()
+                assert run(*command) == 0
+                assert path.read_bytes() == before[path]
+    times = {path: path.stat().st_mtime_ns for path in before}
+    assert run(*command) == 0
+    assert times == {path: path.stat().st_mtime_ns for path in before}
+    assert run(*command, "--overwrite") == 0
+    assert all(path.stat().st_mtime_ns > time for path, time in times.items())
+    assert before == {path: path.read_bytes() for path in out.iterdir()}
+
+
 # --- Kills and mistakes ---------------------------------------------------------------------------
 
 
@@ -187,6 +227,8 @@ def test_five_kills_change_no_byte(tmp_path: Path):
         ("a.txt", ["--tokenizer", FOLDER], "a.txt line 2: not UTF-8 text"),
         ("a.txt", ["--tokenizer", FOLDER, "--separator=\\n"], "the tokenizer makes no token of it"),
         ("enwik8.zip", [], "enwik8.zip: a zip archive; unpack it first"),
+        ("a.jsonl.zst", [], "a.jsonl.zst: compressed by Zstandard; unpack it (zstd -d) first"),
+        ("wiki.tgz", [], "wiki.tgz: a tar archive; unpack it first"),
         ("missing.txt", [], "missing.txt"),
         ("a.txt", ["--splits=train:90"], "'train:90' is not NAME=SIZE; write for instance train"),
         ("a.txt", ["--splits=train=0%"], "'train=0%' is not NAME=SIZE"),
@@ -199,6 +241,8 @@ def test_five_kills_change_no_byte(tmp_path: Path):
 def test_mistakes_are_one_line(tmp_path: Path, capsys, file: str, options: list, line: str):
     write(tmp_path / "a.txt", b"One.\nTw\xff.\nThree.")
     write(tmp_path / "enwik8.zip", b"PK\x03\x04rest")
+    write(tmp_path / "a.jsonl.zst", b"\x28\xb5\x2f\xfdrest")
+    make_tar(tmp_path / "wiki.tgz", {"a.txt": b"One."}, "w:gz")
     write(tmp_path / "empty.txt", b"")
     found = refused(capsys, "stream", tmp_path / file, *options, "--out", tmp_path / "set")
     assert line in found and not (tmp_path / "set").exists()

@@ -1,6 +1,7 @@
 """Tables of texts: formats, columns, splits, labels by name, cutting, and hostile files."""
 
 import codecs
+import gzip
 import io
 import json
 import math
@@ -127,6 +128,24 @@ def test_files_of_a_split_that_is_not_whole(tmp_path: Path):
     write("train-00000-of-00001.tsv")
     with pytest.raises(BadInputError, match=r"1 of 1 files train and 3 of 3 files train"):
         rows(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train-00000-of-00001.tsv", "train.tsv"),
+        ("train.csv", "train.tsv"),
+        ("train.csv.gz", "train.tsv.gz"),
+    ],
+)
+def test_a_split_that_two_files_may_be_is_refused(tmp_path: Path, names: tuple[str, str]):
+    for name in names:
+        content = b"text\tlabel\na\t0\n"
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    with pytest.raises(BadInputError, match=f"split 'train' may be {', '.join(names)}; give the"):
+        rows(tmp_path, "train")
+    if names[1] == "train.tsv":
+        assert len(rows(tmp_path, "train.tsv")) == 1
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,8 @@ def test_prepared_sets(tmp_path: Path, capsys):
     text = write(tmp_path / "a.txt", "One day. Two days.\n\n" * 400)
     stream, chunks = tmp_path / "stream", tmp_path / "chunks"
     assert run("stream", text, "--out", stream, "--workers=1") == 0
-    options = ("--tokenizer", FOLDER, "--valid", text, "--max_length=32", "--workers=1")
+    valid = write(tmp_path / "b.txt", text.read_bytes())
+    options = ("--tokenizer", FOLDER, "--valid", valid, "--max_length=32", "--workers=1")
     assert run("text", text, "--out", chunks, *options) == 0
     images = {"train": [(0, photo(7)), (1, b"no image"), (0, b"")]}
     records.write_set(tmp_path / "images", images, class_names=["a", "b"], provenance={})

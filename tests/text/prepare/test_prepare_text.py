@@ -59,10 +59,10 @@ def test_a_packed_set_holds_the_same_chunks(tmp_path: Path, novel: Path):
 
 
 def test_the_length_of_sequences_must_suit_the_set(tmp_path: Path):
-    text = write(tmp_path / "a.txt", "One. Two.")
+    text, valid = (write(tmp_path / name, "One. Two.") for name in ("a.txt", "b.txt"))
     for packed in (False, True):
         out = tmp_path / f"packed {packed}"
-        options = ["--max_length=16", "--valid", text, *(["--pack"] if packed else [])]
+        options = ["--max_length=16", "--valid", valid, *(["--pack"] if packed else [])]
         assert prepare(text, out, *options) == 0
         for max_length, suits in ((16, True), (32, False), (8, not packed)):
             data = {"source": "text", "path": str(out), "max_length": max_length}
@@ -96,7 +96,7 @@ def test_another_text_of_the_same_size_is_noticed(tmp_path: Path, capsys):
     a, b = write(tmp_path / "a.txt", "A good end. So."), write(tmp_path / "b.txt", b"Three \xff.")
     out = tmp_path / "out"
     arguments = ("text", a, b, "--out", out, "--tokenizer", FOLDER, "--max_length=16")
-    arguments += ("--valid", a, "--workers=1")
+    arguments += ("--valid", write(tmp_path / "c.txt", "One."), "--workers=1")
     assert "b.txt line 1" in refused(capsys, *arguments)
     write(a, "A evil end. So.")
     write(b, "Three four.")
@@ -110,7 +110,7 @@ def test_another_text_of_the_same_size_is_noticed(tmp_path: Path, capsys):
 
 def test_a_set_stays_until_another_is_whole(tmp_path: Path, capsys):
     text, out = write(tmp_path / "a.txt", "One. Two."), tmp_path / "out"
-    options = ("--max_length=16", "--valid", text)
+    options = ("--max_length=16", "--valid", write(tmp_path / "c.txt", "One. Two."))
     assert prepare(text, out, *options) == 0
     before = read_set(out)
     bad = write(tmp_path / "b.txt", b"Three \xff.")

@@ -179,6 +179,9 @@ def test_tar_of_several_splits_is_told(tmp_path, capsys):
     packed(tmp_path / "out", "tar", f"--split={flag}")
     told = f"{tmp_path}/d.tar: classes lie in test, train; each split has the images of all"
     assert told in capsys.readouterr().out
+    both = f"train={tmp_path}/d.tar,{tmp_path}/*.tar"
+    assert split_files([both]) == {"train": [f"{tmp_path}/d.tar"]}
+    assert f"note: given twice, read once: {tmp_path}/d.tar\n" in capsys.readouterr().err
     twice = ["--split", flag, "--split", flag.replace("train", "test"), "--out", tmp_path / "b"]
     assert f"{tmp_path}/d.tar is in two splits" in refused(capsys, "tar", *twice)
 

@@ -22,16 +22,17 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.corpus import lost_text
+from widenet_jax.corpus.files import first_bytes
 from widenet_jax.corpus.inputs import COLUMN, Passage, passages, plan
 from widenet_jax.corpus.novel import FOLDER, NOVEL, TEXT
 from widenet_jax.corpus.readers import CHOOSE
 from widenet_jax.corpus.tokenizer import FILE, Tokenizer, load_tokenizer, load_written_tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.contract import ArraySpec, Example, Transform
-from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
+from widenet_jax.data.input_files import BZIP2, GZIP, PARQUET, XZ
 from widenet_jax.data.sources import path_of
 from widenet_jax.data.splits import PLAIN_SPLITS, check_split
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.files import file_sha256, readable
 from widenet_jax.language.data.tokens import (
     BYTE_VALUES,
@@ -108,7 +109,8 @@ class TokenStream:
     def note(self) -> str:
         if "tokenizer" not in self.info:
             return ""
-        unknown = "an older version prepared it; prepare it again to see what the tokenizer loses"
+        again = "prepare it with --overwrite to see what the tokenizer loses"
+        unknown = f"an older version prepared it; {again}"
         text = lost_text.describe(self.losses) or f"{self.text}: {unknown}"
         remark = lost_text.remark(self.losses)
         return text + (remark and f"; bits per byte and word perplexity are {remark}")
@@ -171,11 +173,15 @@ def open_plain(path: str, split: str, max_length: int, text: str = "") -> TokenS
     """Opens a split of a plain file, as bytes; arguments and errors as of `open_stream`."""
     check_split(split, (*PLAIN_SPLITS, WHOLE), path)
     size = file_size(path)
+    refuse(path, (not first_bytes(path), "an empty file; give one with text"))
     with epath.Path(path).open("rb") as file:
         beginning = file.read(8)
-    if not beginning or beginning.startswith((GZIP, BZIP2, XZ, ZIP)):
-        odd = "compressed; unpack it, or prepare it with scripts/prepare_data.py stream"
-        raise BadInputError(f"{path}: {odd if beginning else 'an empty file; give one with text'}")
+    advice = "prepare it with scripts/prepare_data.py stream"
+    refuse(
+        path,
+        (beginning.startswith((GZIP, BZIP2, XZ)), f"compressed; unpack it, or {advice}"),
+        (beginning.startswith(PARQUET), f"a parquet file; {advice}"),
+    )
     ends = np.cumsum([0, *PLAIN_SPLITS.values()]) * size // 100
     bounds = dict(zip(PLAIN_SPLITS, itertools.pairwise(ends), strict=True))
     first, end = bounds.get(split, (0, size))

@@ -72,7 +72,8 @@ class Tokens:
         if found.size and found.max() >= self.vocab_size:
             raise BadInputError(
                 f"{self.path}: holds token {found.max()}, and the vocabulary has "
-                f"{self.vocab_size:,}; the file is damaged: copy it again or prepare the set again"
+                f"{self.vocab_size:,}; the file is damaged: copy it again or prepare the set "
+                "with --overwrite"
             )
         return found
 

@@ -64,7 +64,7 @@ def prepare_stream(options: Options) -> None:
             f"--separator={options.separator}: the tokenizer makes no token of it; name one of its "
             "tokens, such as '[SEP]'"
         )
-    work = [(unit, split) for split in files for unit in units_of(files[split], options)]
+    work = [(unit, split) for split, of in units_of(files, options).items() for unit in of]
     units, splits = zip(*work, strict=True)
     stream = StreamPreparation(units, column_of(units, options), encoder, splits, cuts)
     provenance = {"converter": "stream", "input": options.inputs}

@@ -21,7 +21,7 @@ from widenet_jax.data import records
 from widenet_jax.data.checks import Checked, run_checks
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import file_sha256
-from widenet_jax.language.data.token_streams import KIND, open_stream, token_file_name
+from widenet_jax.language.data.token_streams import KIND, open_set, open_stream, token_file_name
 from widenet_jax.language.data.tokens import Encoder, WordCount, id_type, sample_sha256
 
 COPIED = 1 << 22  # tokens copied at once
@@ -122,6 +122,10 @@ class StreamPreparation(Preparation):
         documents = sum(part["documents"] for part in parts)
         return {"vocab_size": self.encoder.vocab_size, "splits": splits, "documents": documents}
 
+    def open_split(self, directory: str, split: str) -> object:
+        """Opens a split; raises as `open_set`."""
+        return open_set(directory, split, 1)
+
 
 def part_file(directory: Path, unit: int) -> Path:
     """Returns the file of a unit's tokens."""
@@ -218,7 +222,9 @@ def check_set(directory: str, splits: Sequence[str]) -> Checked:
         open_stream(directory, split, 1)
         path = str(epath.Path(directory) / token_file_name(split))
         if file_sha256(path) != written[split]["sha256"]:
-            raise BadInputError(f"{path}: damaged; copy it again or prepare the set again")
+            raise BadInputError(
+                f"{path}: damaged; copy it again or prepare the set with --overwrite"
+            )
 
     checks = {f"{directory}, split {split}": [partial(check, split)] for split in splits}
     return run_checks(checks, "files of tokens")

@@ -25,6 +25,7 @@ _OTHER_NAMES = (("dev", "validation"), ("validation", "dev"))
 _VERSION = re.compile(r"-v\d\.\d$")  # of SQuAD's files, which Hugging Face's lack
 # Its split, its suffix.
 _FILE = re.compile(r"([^.].*?)(?:-\d{5}-of-\d{5})?(\.[a-zA-Z]+)(?:\.gz|\.bz2|\.xz)?")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.)")
 LINES = ".txt"  # suffix of a file with a text a line, to classify
 
 # --- Splits ---------------------------------------------------------------------------------------
@@ -74,9 +75,10 @@ def find_files(path: str, name: str) -> list[epath.Path]:
     names = [name, *(new + name[len(old) :] for old, new in _OTHER_NAMES if name.startswith(old))]
     for one in (*names, *(_VERSION.sub("", one) for one in names)):
         found = [file for file, stem in stems.items() if one in (file.name, stem)]
-        if len({stems[file] + file.suffix for file in found}) > 1:
-            listed = ", ".join(file.name for file in found)
-            raise SplitError(f"{where}: split {name!r} may be {listed}; give the file's whole name")
+        kinds = {_SHARD.sub("-of", file.name): file.name for file in found}
+        if len(kinds) > 1:
+            listed = f"split {name!r} may be {', '.join(kinds.values())}"
+            raise SplitError(f"{where}: {listed}; give the file's whole name, or remove the other")
         if odd := shards_text(file.name for file in found if file.name != one):
             advice = "copy what is missing, remove what is of another set, or name one file"
             raise BadInputError(f"{where}: there are {odd}; {advice}")

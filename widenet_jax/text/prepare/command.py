@@ -57,7 +57,7 @@ def make_tokenizer(options: Options) -> None:
             "--cased is for training; of a file to convert, a tokenizer_config.json beside it says "
             'so: {"do_lower_case": false}'
         )
-    units = units_of(options.inputs, options)
+    units = units_of({"train": options.inputs}, options)["train"]
     column = column_of(units, options)
     if options.convert:
         tokenizer = load_tokenizer(options.convert)
@@ -112,8 +112,8 @@ def prepare_text(options: Options) -> None:
         per_mille = 0 if options.valid else 5
     check_range("--valid_per_mille", per_mille, 0, 999)
     tokenizer = load_tokenizer(options.tokenizer)
-    train = units_of(options.inputs, options)
-    units = train + units_of(options.valid, options)
+    train, valid = units_of({"train": options.inputs, "valid": options.valid}, options).values()
+    units = train + valid
     chunks = ChunkPreparation(
         units=units,
         column=column_of(units, options),

@@ -135,6 +135,10 @@ class ChunkPreparation(Preparation):
             "splits": splits,
         }
 
+    def open_split(self, directory: str, split: str) -> object:
+        """Opens a split; raises as `text_records.TextRecords`."""
+        return text_records.TextRecords({"path": directory}, split, {})
+
 
 class ShardWriter:
     """Writes the chunks of one shard.

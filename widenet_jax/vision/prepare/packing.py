@@ -27,7 +27,7 @@ from widenet_jax.config.parser import Options, show
 from widenet_jax.data import labelled, records
 from widenet_jax.data.blocks import in_threads, tried
 from widenet_jax.data.checks import Check
-from widenet_jax.data.input_files import shards_text
+from widenet_jax.data.input_files import check_apart, once, shards_text
 from widenet_jax.errors import (
     BadExampleError,
     BadInputError,
@@ -260,7 +260,7 @@ def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
     """Maps --split=NAME=FILE[,FILE...] options to {name: [file]}, wildcards expanded.
 
     Raises:
-      BadInputError: an option of another form, or without a file.
+      BadInputError: an option of another form, or without a file; or a file is in two splits.
     """
     found: dict[str, list[str]] = {}
     for option in splits:
@@ -271,12 +271,10 @@ def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
             matching = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
             refuse(place, (not matching, f"no file {pattern}"))
             found.setdefault(name, []).extend(matching)
+        found[name] = once(found[name])
         if odd := shards_text(found[name]):
             print(f"note: --split {name}: {odd}", file=sys.stderr)
-    of_splits = [{*map(os.path.realpath, files)} for files in found.values()]
-    for one, other in itertools.combinations(of_splits, 2):
-        twice = "".join(sorted(one & other)[:1])
-        refuse("--split", (twice, f"{twice} is in two splits, which would have the same images"))
+    check_apart(found, "images")
     return found
 
 
