@@ -21,7 +21,7 @@ from widenet_jax.data import records
 from widenet_jax.data.contents import contents_sha256
 from widenet_jax.data.contract import Source
 from widenet_jax.data.labelled import class_problems
-from widenet_jax.data.sources import build_source
+from widenet_jax.data.sources import build_source, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 
 SIZES = {"train": 10, "test": 2}
@@ -208,6 +208,14 @@ def tfds_dir(tmp_path: Path) -> Path:
 
 def tfds(folder: Path, **fields: str) -> dict[str, str]:
     return {"source": "tfds", "name": "tiny", "path": str(folder), **fields}
+
+
+@pytest.mark.parametrize("evaluated", ["train[40%:]", "train[4:]+train[:1]"])
+def test_slices_of_tfds_that_overlap_are_counted(tfds_dir, evaluated):
+    names = "train[20%:]", evaluated
+    splits = [(name, build_source(tfds(tfds_dir), name)) for name in names]
+    count = {"train[40%:]": 3, "train[4:]+train[:1]": 1}[evaluated]
+    assert overview(splits, "images").endswith(f" images, {count} of them in train[20%:] too")
 
 
 def test_tfds_reads_without_tensorflow(tfds_dir):
