@@ -17,11 +17,11 @@ import tensorflow_datasets  # noqa: F401
 from image_sources import png, refused
 from preparing import make_tfds, tfds_record, write_shard
 
-from widenet_jax.data import records
+from widenet_jax.data import labelled, records
 from widenet_jax.data.contents import contents_sha256
 from widenet_jax.data.contract import Source
 from widenet_jax.data.labelled import class_problems
-from widenet_jax.data.sources import build_source
+from widenet_jax.data.sources import build_source, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 
 SIZES = {"train": 10, "test": 2}
@@ -73,6 +73,29 @@ def test_a_slice_of_a_set_that_lies_class_by_class_is_refused(tmp_path, labels, 
         sources = (build_source(data, name) for name in (whole, split))
         problems = [*class_problems(*sources, data | {"eval_split": split})]
         assert [problem.startswith(told) for problem in problems] == [True] * odd
+
+
+@pytest.mark.parametrize(("read", "more"), [(512, ""), (64, " among 64 looked at")])
+def test_classes_that_a_slice_of_sorted_files_lacks_are_named(tmp_path, monkeypatch, read, more):
+    """Not by chance: a sample of 64 lacks some of 30 classes in mixed order, too."""
+    monkeypatch.setattr(labelled, "LABELS_READ", read)
+    image = png(0)
+    labels = {"files": [k // 100 % 10 for k in range(2000)], "mixed": [*range(30)] * 80}
+    splits = {name: [(label, image) for label in found] for name, found in labels.items()}
+    names = [f"c{k}" for k in range(30)]
+    records.write_set(tmp_path / "set", splits, class_names=names, provenance={})
+    for split, size, told in (
+        ("files", 200, f", none of c0, c1, c2, c3, c4 and 3 more{more}"),
+        ("mixed", 240, ""),
+    ):
+        parts = [f"{split}[:90%]", f"{split}[90%:]"]
+        sources = [open_packed(tmp_path / "set", part) for part in parts]
+        data = {"path": "", "train_split": parts[0], "eval_split": parts[1]}
+        assert not [*class_problems(*sources, data)]
+        line = overview([*zip(parts, sources, strict=True)], "images")
+        assert line.endswith(f"0 images, 30 classes; {parts[1]}: {size} images{told}")
+        line = overview([*zip(parts[::-1], sources[::-1], strict=True)], "images")
+        assert line.startswith(f"{parts[1]}: {size} images, 30 classes{told}; ")
 
 
 @pytest.mark.parametrize("split", ["train+test[50%:]", "test + train[:20%]", "train[-1:]+train"])
@@ -208,6 +231,14 @@ def tfds_dir(tmp_path: Path) -> Path:
 
 def tfds(folder: Path, **fields: str) -> dict[str, str]:
     return {"source": "tfds", "name": "tiny", "path": str(folder), **fields}
+
+
+@pytest.mark.parametrize("evaluated", ["train[40%:]", "train[4:]+train[:1]"])
+def test_slices_of_tfds_that_overlap_are_counted(tfds_dir, evaluated):
+    names = "train[20%:]", evaluated
+    splits = [(name, build_source(tfds(tfds_dir), name)) for name in names]
+    count = {"train[40%:]": 3, "train[4:]+train[:1]": 1}[evaluated]
+    assert f" images, {count} of them in train[20%:] too" in overview(splits, "images")
 
 
 def test_tfds_reads_without_tensorflow(tfds_dir):

@@ -62,7 +62,7 @@ def test_images_in_a_process_with_jax_only(digits_run: Path, tmp_path: Path, cap
     augment = model.config.augment
     for name in ("eval_crop", "eval_crop_fraction", "exif_orientation"):
         assert f"\n- {name}: {augment[name]}" in readme
-    assert "\n- filter: OpenCV's INTER_AREA for fewer pixels" in readme
+    assert "\n- filter: OpenCV's INTER_AREA first, along sides that shrink" in readme
     assert "is not empty; name a new directory" in refused(capsys, export_command.main, *flags)
 
 

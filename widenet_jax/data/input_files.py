@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
-from widenet_jax.errors import BadInputError, refusing
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import is_remote
 
 MAX_IMAGE_BYTES = 256 << 20
@@ -136,7 +136,8 @@ def open_parquet(source: Any, path: object) -> Iterator[Any]:
       path: the file, for messages.
 
     Raises:
-      BadInputError: the file is damaged, also where that shows as it is read.
+      BadInputError: the file is damaged, also where that shows as it is read; or two columns have
+        the same name.
     """
     import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq
@@ -145,6 +146,9 @@ def open_parquet(source: Any, path: object) -> Iterator[Any]:
         refusing(f"{path}: damaged, or not a parquet file", OSError, pa.ArrowException),
         pq.ParquetFile(source, page_checksum_verification=True) as file,
     ):
+        names = file.schema_arrow.names
+        twice = f"two columns have the same name; there are {', '.join(names)}"
+        refuse(path, (len({*names}) < len(names), twice))
         yield file
 
 

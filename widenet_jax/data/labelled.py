@@ -1,6 +1,7 @@
 """Sources of labelled images, parts of them, other labels for them; and the classes of splits."""
 
 import contextlib
+import functools
 import itertools
 import operator
 import reprlib
@@ -19,6 +20,7 @@ from widenet_jax.files import is_text
 
 ORDER_PROBES = 256  # records that are read to see the order of a set
 LABELS_READ = 512  # of a packed set, at the start of a run
+CHANCE = 16  # so many of these images may be of classes that another sample lacks by chance
 
 
 class LabelledImages:
@@ -56,6 +58,11 @@ class LabelledImages:
         if not 0 <= label < len(self.class_names):
             raise ValueError(f"label {label} of {len(self.class_names)} classes")
         return label
+
+    @functools.cached_property
+    def labels_read(self) -> list[int]:
+        """The labels of `LABELS_READ` random records, of a smaller source of all."""
+        return labels_of(self, np.random.default_rng(0).permutation(len(self))[:LABELS_READ])
 
     def part(self, bounds: tuple[str, str]) -> np.ndarray:
         """Returns the records between bounds such as ("90%", ""): int64 [n]."""
@@ -361,9 +368,7 @@ def _not_trained(train: Source, evaluation: Source, train_split: str) -> Iterato
     """
     splits = (train, evaluation)
     if reads := all(getattr(source, "labels_to_read", False) for source in splits):
-        rng = np.random.default_rng(0)
-        orders = [rng.permutation(len(source))[:LABELS_READ] for source in splits]
-        labels = [labels_of(source, order) for source, order in zip(splits, orders, strict=True)]
+        labels = [source.labels_read for source in splits]
     else:
         labels = [known_labels(source) for source in splits]
     if any(known is None for known in labels):
@@ -374,6 +379,22 @@ def _not_trained(train: Source, evaluation: Source, train_split: str) -> Iterato
             return
         seen = _names_of(train, labels_of(train, np.arange(len(train))))
     yield from unseen(train_split, seen, wanted, getattr(train, "split_advice", ""))
+
+
+def lacking(source: Source, other: Source) -> str:
+    """Names the classes of the labels read of another packed split that this one lacks, or "".
+
+    The sample of a large split lacks classes by chance: about as many images are of such classes as
+    there are classes with one image in the sample (Good and Turing).
+    """
+    if source is other or not all(getattr(one, "labels_to_read", False) for one in (source, other)):
+        return ""
+    found, theirs = Counter(source.labels_read), Counter(other.labels_read)
+    lost = {label: count for label, count in theirs.items() if label not in found}
+    sampled, once = len(source) > LABELS_READ, [*found.values()].count(1)
+    if not lost or (sampled and sum(lost.values()) <= CHANCE + 2 * once):
+        return ""
+    return names_text(_names_of(other, [*lost])) + f" among {LABELS_READ} looked at" * sampled
 
 
 def _names_of(source: Source, labels: Any) -> list[str]:

@@ -247,6 +247,8 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
             text += f", {count:,} of them in {splits[0][0]} too"
         if missing:
             text += f", none of {labelled.names_text(missing)}"
+        elif lost := labelled.lacking(source, splits[0 if lines else -1][1]):
+            text += f", none of {lost}"
         lines.append(text)
     lines += [labelled.left_out_text(left_out) if left_out else "", advice]
     return "; ".join(filter(None, lines))

@@ -90,7 +90,7 @@ CLASSIFICATION = specs.TaskSpec(
         "- eval_crop: {augment[eval_crop]} (squash resizes the whole image; central first resizes\n"
         "  its shorter side to {data[image_size]} / eval_crop_fraction, then cuts the centre)\n"
         "- eval_crop_fraction: {augment[eval_crop_fraction]}\n"
-        "- filter: OpenCV's INTER_AREA for fewer pixels, INTER_LINEAR for more\n"
+        "- filter: OpenCV's INTER_AREA first, along sides that shrink; then INTER_LINEAR\n"
         "- exif_orientation: {augment[exif_orientation]} (turn photos as their EXIF says)",
     ),
     splits_of="widenet_jax.vision.data.objects:splits_of",

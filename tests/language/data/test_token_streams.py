@@ -230,6 +230,9 @@ def test_the_smallest_config_reads_the_path_that_it_is_given(text: str):
         # 180 and 10 bytes, in windows of 2 and the byte after them
         f"train: 89 sequences of {text}; valid: 4 sequences",
     ]
+    splits = [(split, open_stream(text, split, 3)) for split in ("all", "valid", "train")]
+    assert overview(splits[:2], "sequences").endswith("valid: 3 sequences, 3 of them in all too")
+    assert overview(splits[:0:-1], "sequences").endswith("valid: 3 sequences")
 
 
 def test_a_stream_without_the_token_after_each_window_is_refused(text: str):

@@ -13,7 +13,7 @@ from text_sets import write_tokenizer
 
 from configs import squad as config_file
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
-from widenet_jax.data.sources import open_data
+from widenet_jax.data.sources import open_data, overview
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.squad import (
     Answer,
@@ -152,6 +152,17 @@ def test_one_split_may_have_all_answers(tmp_path: Path, tokenizer: Tokenizer):
     row = opened.train_transform({**opened.train[0], "where": ""}, None)
     spec = {name: (x.shape, str(x.dtype)) for name, x in row.items()}
     assert spec == {name: tuple(x) for name, x in example_of(config, None).items()}
+
+
+def test_slices_of_a_file_that_overlap_are_counted(tmp_path: Path, tokenizer: Tokenizer):
+    """Each question has several windows; the second slice begins with the last of the first."""
+    squad(tmp_path, tokenizer, *(asked(f"q{k}", "who of " * k, "Rollo") for k in range(1, 5)))
+    data = {"path": str(tmp_path), "max_length": 13, "max_question_length": 4, "stride": 4}
+    names = [f"dev-v2.0[{part}]" for part in ("2:", ":3")]
+    train, dev = (Squad(data, name, {"tokenizer": tokenizer.json}) for name in names)
+    count = (dev.windows[:, 0] == 2).sum()
+    line = overview([*zip(names, (train, dev), strict=True)], "windows")
+    assert count > 1 and line.endswith(f" windows, {count} of them in {names[0]} too")
 
 
 def test_official_json_and_parquet_have_the_same_questions(tmp_path: Path):

@@ -75,6 +75,9 @@ def write_parquet(path: Path | io.BytesIO, columns: dict, names: list[str] | Non
     pq.write_table(table, path)
 
 
+TWICE = pa.table([["a"], ["b"], [1]], ["text", "text", "label"])
+
+
 def test_every_format_has_the_same_rows(tmp_path: Path):
     texts, labels = ['a "b', 'c,"d" e'], ["no", "yes"]
     (tmp_path / "one.tsv").write_text('sentence\tlabel\r\na "b\tno\r\nc,"d" e\tyes\r\n')
@@ -330,6 +333,8 @@ def test_numbered_labels(tmp_path: Path):
         assert [names[number] for number in numbers] == ["positive", "negative", "positive"]
     (tmp_path / "train.tsv").write_text("text\tlabel\na\t10\nb\t9\nc\t2\n")
     assert class_names_of(read_rows(data(tmp_path), "train")) == ["2", "9", "10"]
+    alike = [Row("a", None, "0" * k + "1", "") for k in range(6)]  # in one order in all processes
+    assert class_names_of(alike) == sorted(row.label for row in alike)
 
 
 @pytest.mark.parametrize(
@@ -381,6 +386,11 @@ def test_pairs_are_cut_longest_first_and_padded(
         ("train.json", b'[{"text": "a", "label": "\\ud83d"}]', "row 1: column 'label' holds no"),
         ("train.parquet", parquet({"text": ["a", "b"], "label": [1.0, math.nan]}), "row 2: .*nan"),
         ("train.parquet", parquet({"text": ["a"], "label": [0]}, ["x", "x"]), "has the name of cl"),
+        (
+            "train.parquet",
+            parquet(TWICE),
+            "train.parquet: two columns have the same name; there are",
+        ),
         ("train.parquet", b"PAR1 and no more", "damaged, or not a parquet file"),
         ("train.tsv.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", "damaged or cut short"),
     ],

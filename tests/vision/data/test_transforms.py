@@ -80,6 +80,13 @@ def test_shrinking_smoothly_averages_and_enlarging_interpolates():
     assert transforms.squash(two, 4, smooth=True)[0, :, 0].tolist() == [0, 25, 75, 100]
 
 
+def test_the_side_that_shrinks_averages_where_the_other_grows():
+    stripes = np.tile(np.array([0, 0, 0, 200], np.uint8), (2, 40))[..., None]
+    for size in (4, 20):  # fewer pixels, and more
+        for image in (stripes, stripes.swapaxes(0, 1)):
+            assert (transforms.squash(image, size, smooth=True) == 50).all()
+
+
 def test_every_shift_and_both_sides_are_drawn():
     image = np.full((4, 4, 1), 9, np.uint8)
     rng = np.random.default_rng(0)

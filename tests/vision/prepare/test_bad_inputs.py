@@ -205,9 +205,9 @@ def member(kind: bytes) -> Make:
     return make
 
 
-def labels(content: bytes) -> Make:
+def labels(content: bytes, name: str = "a.jpg") -> Make:
     def make(folder: Path) -> list:
-        path = make_tar(folder / "a.tar", {"a.jpg": photo(1)})
+        path = make_tar(folder / "a.tar", {name: photo(1)})
         return [f"--split=train={path}", f"--labels={write(folder / 'labels.txt', content)}"]
 
     return make
@@ -364,6 +364,15 @@ TARS = [
     *((member(kind), "cat/x.jpg: a link or device; remove it from") for kind in LINKS),
     (labels(b"a.jpg cat\nb.jpg dog\xff\n"), "labels.txt line 2: not UTF-8"),
     (labels(b"a.jpg cat\nb.jpg\n"), "labels.txt line 2: expected 'image-file-name class'"),
+    (
+        labels(b"a.jpg cat\na.jpg dog\n"),
+        "labels.txt line 2: a.jpg is of class 'cat' above; give it",
+    ),
+    (
+        labels(b"b.jpg cat\n", "val/a.jpg"),
+        "val/a.jpg: --labels has neither a.jpg nor a class 'val'",
+    ),
+    (labels(b"\n", "val/a.jpg"), "val/a.jpg: --labels has neither a.jpg nor a class 'val'"),
 ]
 
 

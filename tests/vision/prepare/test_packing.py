@@ -193,8 +193,8 @@ def test_tar_of_one_archive_a_class_and_a_flat_one_with_labels(tmp_path, capsys)
         "n01.tar": make_tar(tmp_path / "1", {"n01_9.JPEG": photo(11)}).read_bytes(),
     }
     make_tar(tmp_path / "train.tar", inner)
-    make_tar(tmp_path / "val.tar", {"V_1.JPEG": photo(31), "V_2.JPEG": photo(32)})
-    labels = write(tmp_path / "labels.txt", "V_1.JPEG n02\nV_2.JPEG n01\n")
+    make_tar(tmp_path / "val.tar", {"val/V 1.JPEG": photo(31), "V_2.JPEG": photo(32)})
+    labels = write(tmp_path / "labels.txt", "V 1.JPEG n02\nV_2.JPEG n01\nV_2.JPEG  n01\n\n")
     splits = [f"--split={name}={tmp_path}/{name}.tar" for name in ("train", "val")]
     out = packed(tmp_path / "out", "tar", *splits, "--labels", labels)
     assert "1 file left out (.heic 1)" in capsys.readouterr().out

@@ -115,6 +115,12 @@ class TokenStream:
         remark = lost_text.remark(self.losses)
         return text + (remark and f"; bits per byte and word perplexity are {remark}")
 
+    @property
+    def contents(self) -> np.ndarray:
+        """A number for each window's text and place in it, int64 [n]; see `sources.common`."""
+        first = self.tokens.first // self.max_length
+        return np.arange(len(self)) + hash(self.tokens.path or self._where) + first
+
     def __len__(self) -> int:
         return max(0, self.num_tokens - 1) // self.max_length
 

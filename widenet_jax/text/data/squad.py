@@ -54,6 +54,7 @@ class Squad:
     Attributes:
       questions: of the split.
       windows: int32 [W, 3]: question, first token of its context, number of these tokens.
+      contents: a hash of each window's question and context, int64 [W]; see `sources.common`.
     """
 
     def __init__(
@@ -106,6 +107,8 @@ class Squad:
             for first, count in cut(len(self.context(question).ids), room, stride):
                 windows.append((number, first, count))
         self.windows = np.array(windows, np.int32)
+        hashes = [hash((question.text, question.context)) for question in questions]
+        self.contents = np.array(hashes, np.int64)[self.windows[:, 0]]
 
     def __len__(self) -> int:
         return len(self.windows)

@@ -363,7 +363,7 @@ def class_names_of(rows: Sequence[Row]) -> list[str]:
             f"values, such as {rows[0].label!r}; name their column by --config.data.label_column, "
             "shuffle rows that are sorted by label, or learn numbers by configs/glue.py:scores"
         )
-    return sorted(found, key=int if all(map(str.isdecimal, found)) else None)
+    return sorted(sorted(found), key=int if all(map(str.isdecimal, found)) else None)
 
 
 def _plain(name: str) -> str | float:

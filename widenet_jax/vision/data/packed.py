@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from widenet_jax.data import records
 from widenet_jax.data.labelled import LabelledImages, check_class_names
 from widenet_jax.data.shards import Packed, PackedSet, Shards
@@ -80,6 +82,12 @@ class Tfds(Packed, LabelledImages):
             remedy="copy it again or prepare the set again with TFDS",
         )
         self._shards.check_all()
+
+    @property
+    def contents(self) -> np.ndarray:
+        """A number for each record's file and place in it, int64 [n]; see `sources.common`."""
+        files = zip(self._shards.paths, self._shards.skips, self._shards.takes, strict=True)
+        return np.concatenate([np.arange(take) + hash(path) + skip for path, skip, take in files])
 
     def _example(self, record: dict[str, Any]) -> dict[str, Any]:
         image, label = record["image"], record["label"]

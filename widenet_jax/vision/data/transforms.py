@@ -44,12 +44,16 @@ def resize(image: np.ndarray, height: int, width: int, *, smooth: bool) -> np.nd
       image: uint8 [H, W, C].
       height: new height.
       width: new width.
-      smooth: average over the source area when shrinking (evaluation). Without it, and when
-        enlarging, interpolate between the four nearest pixels.
+      smooth: average over the source pixels along each side that shrinks (evaluation). Without it,
+        and along sides that grow, interpolate between the nearest pixels.
     """
     old_height, old_width, channels = image.shape
     if (old_height, old_width) == (height, width):
         return image
+    if smooth and (height - old_height) * (width - old_width) < 0:
+        # INTER_AREA averages only where no side grows, so the side that shrinks goes first.
+        image = resize(image, min(height, old_height), min(width, old_width), smooth=True)
+        return resize(image, height, width, smooth=True)
     shrinking = height * width < old_height * old_width
     method = cv2.INTER_AREA if smooth and shrinking else cv2.INTER_LINEAR
     resized = cv2.resize(image, (width, height), interpolation=method)

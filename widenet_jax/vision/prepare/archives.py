@@ -36,6 +36,8 @@ from widenet_jax.vision.prepare.packing import Converted, Images, composed, join
 ARCHIVE = ".tar"  # suffix of an archive in another one
 _NAME = re.compile(r"((?:.*/)?[^/.]*)([^/]*)", re.DOTALL)  # of a file, to its first dot
 LABELS = (".cls", ".json", ".txt")  # of a WebDataset's image, the first that is there
+# A line of --labels; a name with spaces ends with the first suffix of an image.
+_LISTED = re.compile(rf"(.*?(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))})|\S+)\s+(.+)", re.I)
 PICKLES = ("cifar-10-batches-py", "cifar-100-python")  # folders of CIFAR for Python
 
 MAX_INNER_ARCHIVE_BYTES = 4 << 30
@@ -179,9 +181,11 @@ def read_tar(options: Options) -> Converted:
     for the classes, then for the images.
 
     Raises:
-      BadInputError: an archive is damaged, or an image has no class.
+      BadInputError: an archive is damaged, or an image has no class; or --labels has neither an
+        image nor the class of its folder.
     """
     labels_by_name = _read_labels(options.labels) if options.labels else {}
+    listed = {*labels_by_name.values()}
     left_out: Counter[str] = Counter()
     folders: Counter[tuple[str, str | None]] = Counter()  # of a class, and of its images
     notes: list[str] = []
@@ -189,7 +193,11 @@ def read_tar(options: Options) -> Converted:
     def read(path: str) -> Images:
         places, within = Counter(), set()
         for member in _wanted(read_archive(path), Counter()):
-            places[_class_of(member, labels_by_name), _folder_of(member)] += 1
+            name, folder = _class_of(member, labels_by_name), _folder_of(member)
+            lost = options.labels and folder is not None and name not in listed
+            here = f"neither {Path(member.name).name} nor a class {name!r}; add a line"
+            refuse(member.where, (lost, f"--labels has {here}"))
+            places[name, folder] += 1
             within |= {str(Path(member.name).parent.parent)} - {member.is_archive}
         folders.update(places)
         if len(within) > 1 and not labels_by_name:
@@ -212,11 +220,17 @@ def read_tar(options: Options) -> Converted:
 
 
 def _read_labels(path: str) -> dict[str, str]:
-    text = decoded(read_input(path), path, first_line=1)
-    pairs = [line.split(maxsplit=1) for line in text.splitlines()]
-    for number, pair in enumerate(pairs, 1):
-        refuse(f"{path} line {number}", (len(pair) == 1, "expected 'image-file-name class'"))
-    return {pair[0]: pair[1].strip() for pair in pairs if pair}
+    """Returns the class of each file; file names and classes may have spaces."""
+    found: dict[str, str] = {}
+    lines = decoded(read_input(path), path, first_line=1).splitlines()
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if line:
+            where, pair = f"{path} line {number}", _LISTED.fullmatch(line)
+            refuse(where, (not pair, "expected 'image-file-name class'"))
+            first = found.setdefault(pair[1], label := composed(pair[2]))
+            other = f"{pair[1]} is of class {first!r} above; give it one class"
+            refuse(where, (first != label, other))
+    return found
 
 
 def _wanted(found: Iterable[Member], left_out: Counter[str]) -> Iterator[Member]:
