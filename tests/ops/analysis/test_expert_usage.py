@@ -74,7 +74,7 @@ def test_no_panel_for_tokens_that_are_not_dropped(monkeypatch: pytest.MonkeyPatc
     places = [[of.get_subplotspec().colspan for of in panels.values()][:3] for panels in titled]
     one, two, three = (range(column, column + 1) for column in range(3))
     assert places == [[range(2), three, one], [one, two, three]]
-    assert next(iter(titled[0])) == "load (numbers: experts); nothing is dropped"
+    assert next(iter(titled[0])) == "load (numbers: experts; dotted: equal); nothing is dropped"
     assert "dropped" not in titled[0]
     assert [bar.get_height() for bar in titled[1]["dropped"].patches] == [2.0] * 5
 

@@ -89,7 +89,7 @@ def draw_load(axis: Axes, usage: ExpertUsage) -> None:
             names = [str(e) if share > LEAST_NAMED else "" for share in usage.load[:, e]]
             text = "black" if colour @ LUMINANCE > 0.5 else "white"
             axis.bar_label(bars, names, label_type="center", color=text)
-    numbers = " (numbers: experts)" if E <= MOST_EXPERTS else ""
+    numbers = " (numbers: experts; dotted: equal)" if E <= MOST_EXPERTS else " (dotted: equal)"
     axis.set(xlabel="block", ylabel="share of (token, choice) pairs", title=f"load{numbers}")
     for e in range(1, E):
         axis.axhline(e / E, color="white", ls=":", lw=1)
@@ -158,8 +158,11 @@ def draw_shares(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None
 def plot_shares(axis: Axes, curves: Mapping[str, np.ndarray]) -> None:
     """Draws sorted shares [E], a line for each name, and a dotted line where all were equal.
 
-    Experts without any weight lie at LEAST_SHARE.
+    The scale is logarithmic where shares span a factor of 10; experts without any weight lie at
+    LEAST_SHARE.
     """
+    lowest = min(np.min(shares) for shares in curves.values())
+    wide = 10 * lowest < max(np.max(shares) for shares in curves.values())
     for index, (name, shares) in enumerate(curves.items()):
         experts = np.arange(1, len(shares) + 1)
         shown = 100 * np.maximum(shares, LEAST_SHARE)
@@ -168,9 +171,14 @@ def plot_shares(axis: Axes, curves: Mapping[str, np.ndarray]) -> None:
         axis.plot(experts, shown, marker=marker, ms=4, color=colour, label=name)
     for size in {len(shares) for shares in curves.values()}:
         axis.axhline(100 / size, color="black", ls=":", lw=1)
-    axis.set_yscale("log")
+    if wide:
+        axis.set_yscale("log")
+    else:
+        axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set(xlabel="expert, by its share (dotted: equal)", ylabel="share of the gates, %")
+    axis.set(
+        xlabel="rank of the expert by its share (dotted: equal)", ylabel="share of the gates, %"
+    )
     axis.grid(alpha=0.3)
 
 

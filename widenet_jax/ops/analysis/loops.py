@@ -206,7 +206,7 @@ def draw_loops(measured: Mapping[str, Any], out: epath.Path, *, title: str = "")
         axes[2].plot([], [], "--", color="grey", label="all loops together")
         axes[3].set(xlabel="loop", ylabel="share of the tokens", title="other experts than before")
         axes[3].plot([], [], "o-", color="grey", label="another first choice")
-        axes[3].plot([], [], "_:", color="grey", ms=14, label="the same by chance")
+        axes[3].plot([], [], "_:", color="grey", ms=14, label="another one, by chance")
         axes[3].plot([], [], "o--", color="grey", mfc="white", label="no expert in common")
         axes[3].set_ylim(0, 1.02)
     for axis in axes:
