@@ -116,7 +116,7 @@ def predict(options: Options) -> None:
         absolute(file).parent.mkdir(parents=True, exist_ok=True)
     route = None
     if options.overlay:
-        from widenet_jax.ops.analysis.image_overlay import draw_overlay, image_router
+        from widenet_jax.ops.analysis.image_overlay import draw_overlay, drawable, image_router
 
         route = image_router(trained)
     try:
@@ -124,14 +124,15 @@ def predict(options: Options) -> None:
     except BadArgumentError as error:
         own = f"--{error.name}" in spec.predict.flags
         raise error.of_flag(error.name if own else flag.lstrip("-")) from None
-    if route and result.pictures:
-        drawn = [(title, picture, route(picture)) for title, picture in result.pictures]
-        draw_overlay(trained, drawn, options.overlay)
-        print(f"wrote {options.overlay}", file=sys.stderr)
     rows, text = [row for row, _ in result.rows], result.text
     if options.out:
         write_predictions(rows, options.out)
         text = f"{options.out}: {len(rows):,} {result.key}"
+    if route and result.pictures:
+        pictures = drawable(trained, result.pictures, options.overlay)
+        drawn = [(title, picture, route(picture)) for title, picture in pictures]
+        draw_overlay(trained, drawn, options.overlay)
+        print(f"wrote {options.overlay}", file=sys.stderr)
     if rows:
         place = {"workdir": options.workdir, "step": trained.step}
         lines = [line for _, lines in result.rows for line in lines]

@@ -8,7 +8,14 @@ import pytest
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.captured import TokenRouting, token_routing
 from widenet_jax.ops.analysis.figures import expert_colours
-from widenet_jax.ops.analysis.image_overlay import TINT, draw_overlay, image_router, patch_grid
+from widenet_jax.ops.analysis.image_overlay import (
+    MOST_ROWS,
+    TINT,
+    draw_overlay,
+    drawable,
+    image_router,
+    patch_grid,
+)
 from widenet_jax.vision.task import to_unit_range
 
 
@@ -94,3 +101,13 @@ def test_dropped_patches_are_crossed_out(digits_run, tmp_path):
         draw_overlay(trained, [("", picture, lost)], tmp_path / name)
         black.append(count(tmp_path / name, (0, 0, 0)))
     assert black[1] > black[0] + 32 * 10  # 32 crosses
+
+
+def test_a_picture_shows_as_many_images_as_it_has_room_for(digits_run, capsys):
+    """Two blocks take one row of panels for each image."""
+    trained = open_trained(str(digits_run))
+    assert drawable(trained, range(MOST_ROWS), "a.png") == range(MOST_ROWS)
+    assert capsys.readouterr().err == ""
+    assert drawable(trained, range(1_234), "a.png") == range(MOST_ROWS)
+    note = f"note: a.png shows the first {MOST_ROWS} of 1,234 images\n"
+    assert capsys.readouterr().err == note

@@ -1,6 +1,8 @@
 """Expert choices drawn over images, patch by patch and block by block."""
 
+import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +21,7 @@ from widenet_jax.typing import Array
 
 TINT = 0.55  # weight of an expert's colour over a patch
 PANELS_A_ROW = 6
+MOST_ROWS = 50  # of panels: they take half a minute, and a PNG has room for 189
 MARKS = "fill: first expert, dot: second, cross: first dropped"
 TITLE_WIDTH = 24  # characters over a panel
 Routed = tuple[str, np.ndarray, TokenRouting]  # title, uint8 [h, w, C], its routing
@@ -42,6 +45,20 @@ def image_router(trained: Trained) -> Callable[[np.ndarray], TokenRouting]:
     return lambda image: jax.device_get(route(image))
 
 
+def drawable(trained: Trained, images: Sequence[Any], out: epath.PathLike) -> Sequence[Any]:
+    """Returns the first images, as many as a picture shows; a note says where some are left out."""
+    shown = images[: max(1, MOST_ROWS // rows_of_panels(trained))]
+    if len(shown) < len(images):
+        note = f"note: {out} shows the first {len(shown)} of {len(images):,} images"
+        print(note, file=sys.stderr, flush=True)
+    return shown
+
+
+def rows_of_panels(trained: Trained) -> int:
+    """Returns how many rows one image takes."""
+    return -(-len(routed_blocks(trained.model)) // PANELS_A_ROW)
+
+
 def patch_grid(trained: Trained, per_token: np.ndarray) -> np.ndarray:
     """Reshapes [T, ...] to the grid of patches [rows, columns, ...], without the CLS token."""
     height, width, _ = trained.task.image_shape
@@ -62,7 +79,7 @@ def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike
       out: a PNG file.
     """
     blocks = routed_blocks(trained.model)
-    rows = -(-len(blocks) // PANELS_A_ROW)
+    rows = rows_of_panels(trained)
     columns = 1 + min(len(blocks), PANELS_A_ROW)
     size = (2.1 * columns, 2.3 * rows * len(images) + 0.8)
     figure, axes = subplots(rows * len(images), columns, size=size, squeeze=False)
@@ -123,6 +140,7 @@ def draw_overlay_of_source(trained: Trained, out: epath.Path, num_images: int) -
     """
     source, transform = open_source(trained)
     chosen = np.random.default_rng(0).permutation(len(source))[:num_images]
+    chosen = drawable(trained, chosen, out)
     route = image_router(trained)
 
     def routed(example: Example) -> Routed:
