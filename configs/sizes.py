@@ -214,7 +214,9 @@ def vision_model(family: str, size: str, ffn: str, options: Mapping) -> dict:
         }
         model["moe"] = experts_section(usual | options)
         if authors_code:
-            model["moe"].update(capacity_factor_eval=1.2, capacity_rule="authors_code")
+            model["moe"].update(
+                capacity_factor_eval=model["moe"]["capacity_factor"], capacity_rule="authors_code"
+            )
     return model | ffn_sections(model, options)
 
 
@@ -307,9 +309,8 @@ def sigma_moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
     if "balance" in options:
         balance = {"entropy": 0.0, "load_balance": options["balance"]}
         section["losses"] |= ROUTER_LOSSES["top_k"] | balance
-    rule = "paper" if options.get("router") == "expert_choice" else "unlimited"
-    section |= base.get("slots", {"capacity_rule": rule})
-    section |= {
+    section |= base.get("slots", {"capacity_rule": "unlimited"})
+    section |= capacity_of_choice(section["router"]["name"], options) | {
         "activation": base.get("expert_activation", "relu"),
         "use_bias": False,
         "dropout": dropout if hidden_dropout(options) else 0.0,
@@ -390,9 +391,8 @@ def experts_section(options: Mapping) -> dict:
     """Returns `config.model.moe`. Options are mlp_dim, experts, selected, router, ..."""
     section = values(defaults.EXPERTS)
     router = options.get("router", "top_k")
-    if router == "expert_choice":  # K experts for a token on average
-        section |= {"capacity_factor": 1.0, "capacity_factor_eval": 1.0}
     section |= chosen(options, "mlp_dim", "capacity_factor", "examples_per_group")
+    section |= capacity_of_choice(router, options)
     section["num_experts"] = options.get("experts", section["num_experts"])
     section["num_selected_experts"] = options.get("selected", section["num_selected_experts"])
     experts, selected = section["num_experts"], section["num_selected_experts"]
@@ -400,6 +400,17 @@ def experts_section(options: Mapping) -> dict:
     losses = router_losses(router, options, like=options.get("like", "top_k"))
     section["losses"] = values(defaults.LOSSES) | losses
     return section
+
+
+def capacity_of_choice(router: str, options: Mapping) -> dict:
+    """Returns the fields of the capacity of experts that choose tokens; {} for other routers.
+
+    It is part of their function: 1, by default, is K experts for a token on average.
+    """
+    if router != "expert_choice" and not getattr(routers().get(router), "mixes", False):
+        return {}
+    names = ("capacity_factor", "capacity_factor_eval")
+    return {"capacity_rule": "paper"} | dict.fromkeys(names, options.get("capacity_factor", 1.0))
 
 
 def router_losses(router: str, size: Mapping, *, like: str = "sigmoid") -> dict:

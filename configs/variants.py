@@ -372,6 +372,8 @@ def finetuned_model(
         return {"name": "pretrained", "dropout": dropout, "moe": experts}
     moe = model.section["moe"]
     if moe:
-        losses = experts["losses"] if sizes.has_balance_loss(moe["router"]["name"]) else {}
-        moe = moe | experts | {"losses": moe["losses"] | losses}
+        router = moe["router"]["name"]
+        losses = experts["losses"] if sizes.has_balance_loss(router) else {}
+        capacity = sizes.capacity_of_choice(router, options)
+        moe = moe | experts | {"losses": moe["losses"] | losses} | capacity
     return model.section | {"dropout": dropout, "moe": moe}

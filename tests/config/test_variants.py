@@ -1,10 +1,15 @@
 """The option parser of all models: options, presets and the answers to mistakes."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from configs import glue, squad
 from configs.sizes import LANGUAGE_SIZES, MOEUT
 from configs.variants import IMAGES, LANGUAGE, OF_KEYS, TEXTS, model_section, parse
 from widenet_jax.errors import BadInputError
+from widenet_jax.inference.pretrained_config import set_fields
 
 
 def test_names_and_options():
@@ -150,3 +155,25 @@ def test_a_model_of_any_kind():
     assert names == ["vision_transformer", "text_encoder", "language_model"]
     with pytest.raises(BadInputError, match=r"'widnet_b'; did you mean widenet_b\? there are vit"):
         model_section("widnet_b")
+
+
+def test_experts_that_choose_have_one_capacity(tmp_path: Path):
+    """It is part of their function, in training, in evaluation and in finetuning."""
+    name = "widenet_4_s,router=expert_choice"
+    section = model_section(f"{name},capacity_factor=2")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model": section, "task": {"name": "masked_lm"}})
+    )
+    stored = glue.get_config("mnli")
+    set_fields(stored, [f"--config.init_from={tmp_path}"])
+    for found, factor in (
+        (section, 2),
+        (model_section("widenet_tiny,router=expert_choice"), 1),
+        (model_section("loop_s,ffn=moe,router=expert_choice"), 1),
+        (squad.get_config(f"v1,model={name}").model, 1),
+        (squad.get_config(f"v1,model={name},capacity_factor=2").model, 2),
+        (stored.model, 2),
+    ):
+        moe = found["moe"]
+        assert (moe["capacity_factor"], moe["capacity_factor_eval"]) == (factor, factor)
+        assert moe["capacity_rule"] == "paper"

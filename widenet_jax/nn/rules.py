@@ -365,6 +365,12 @@ def moe_rules(moe: Any) -> Iterator[Row]:
             f"{place}.losses.{loss}={weight}: with router.name={name} loads are equal without a "
             "loss; set 0",
         )
+    factor, in_evaluation = moe.capacity_factor, moe.capacity_factor_eval
+    yield (
+        router.experts_choose and factor != in_evaluation,
+        f"{place}.capacity_factor_eval={in_evaluation}: with router.name={name} the factor is part "
+        f"of the function; set it to capacity_factor={factor}",
+    )
     yield losses.get("load") and not getattr(router.kind, "own_noise", True), moe.without_load
 
 
