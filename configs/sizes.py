@@ -382,6 +382,8 @@ def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:
         if any(shared.values()):
             tie |= {part: "loops" if one else "none" for part, one in shared.items()}
     section["tie"] = tie | TIES.get(options.get("tie"), {})
+    if "share_norms" in options:
+        section["tie"]["norms"] = "loops" if norms else "none"
     if "norms" in options:
         section["tie"]["norms"], section["condition"] = NORMS[options["norms"]]
     return section | chosen(options, "routing")

@@ -57,6 +57,9 @@ NO_EFFECT = [
     (LANGUAGE, "wt_s,ffn=moe,router=hierarchical,expert_dropout=0.1", "expert_dropout has no"),
     (LANGUAGE, "loop_s,ffn=moe,entropy=0.1", "entropy has no effect on loop_s with router=top_k"),
     (LANGUAGE, "tying,balance=0.1", "no effect on tying with router=softmax_renormalized"),
+    (IMAGES, "widenet_tiny,tie=attntie,share_ffn=true", "share_ffn has no effect beside tie"),
+    (IMAGES, "vit_tiny,tie=alltie", "tie has no effect on vit_tiny, which runs each block once"),
+    (LANGUAGE, "tiny,loop=ABx1+2x1,tie=attntie", "tie has no effect on tiny, which runs each blo"),
     (LANGUAGE, "moeut_44m,depth=4", "depth has no effect on moeut_44m; give loop, such as loop="),
     (LANGUAGE, "byte_s,preset=switch_no_dropout", "hidden_dropout of preset=switch_no_dropout has"),
     (LANGUAGE, "wt_s,ffn=moe,hidden_dropout=true,dropout=0.0", "without dropout; give dropout=0.1"),
@@ -155,6 +158,17 @@ def test_a_model_of_any_kind():
     assert names == ["vision_transformer", "text_encoder", "language_model"]
     with pytest.raises(BadInputError, match=r"'widnet_b'; did you mean widenet_b\? there are vit"):
         model_section("widnet_b")
+
+
+def test_norms_beside_a_tie():
+    assert tie_of("widenet_tiny,loop=3x3,tie=attntie")["norms"] == "none"
+    assert tie_of("widenet_tiny,loop=3x3,tie=attntie,share_norms=true")["norms"] == "loops"
+    assert tie_of("albert_tiny,tie=experttie,share_norms=false")["norms"] == "none"
+    assert tie_of("tiny,loop=ABAx1,tie=attntie")["attention"] == "loops"
+
+
+def tie_of(variant: str) -> dict:
+    return model_section(variant)["loop"]["tie"]
 
 
 def test_experts_that_choose_have_one_capacity(tmp_path: Path):

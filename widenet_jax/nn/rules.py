@@ -74,6 +74,10 @@ def loop_rules(loop: "LoopSettings") -> Iterator[Row]:
         f"{LOOP}.routing=first uses the first loop's router alone; set {LOOP}.tie.router=loops",
     )
     counts, looping = loop.counts, [loops for _, loops in loop.core if loops > 1]
+    yield (
+        loop.routing == "first" and not looping,
+        f"{LOOP}.routing=first has no effect: no group of the core loops",
+    )
     for setting in loop.other_counts()[:1]:
         for part in loop.untied():
             yield (
