@@ -272,7 +272,8 @@ def language_model(size: str, ffn: str, options: Mapping) -> dict:
     if ffn == "moe":
         model["moe"] = sigma_moe_section(base, options, model["dropout"])
     elif ffn == "soft_moe":
-        model["soft_moe"] = soft_moe_section(base["width"], base | options)
+        own = chosen(options, "kernel_init")
+        model["soft_moe"] = soft_moe_section(base["width"], base | options) | own
     elif ffn == "top_k":
         names = {"mlp_dim": model["mlp_dim"], "num_active": base["num_active"]}
         model["top_k_mlp"] = names | chosen(options, "num_active") | {"kernel_init": init}

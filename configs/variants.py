@@ -328,6 +328,8 @@ def check_language_options(name: str, options: Mapping, written: Mapping) -> Non
         raise BadInputError(f"option depth has no effect on {name}; give loop, such as loop=2x4")
     if odd := [key for key in ("entropy", "entropy_of") if key in written and "balance" in written]:
         raise BadInputError(f"option {odd[0]} has no effect beside balance; remove one of both")
+    if "entropy_of" in written and not options.get("entropy", size["entropy"]):
+        raise BadInputError(f"option entropy_of has no effect on {name} without entropy; give both")
     if "hidden_dropout" in options and not options.get("dropout", LANGUAGE_SIZES[name]["dropout"]):
         of_preset = "" if "hidden_dropout" in written else f" of preset={options['preset']}"
         raise BadInputError(

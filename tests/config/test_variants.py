@@ -10,6 +10,7 @@ from configs.sizes import LANGUAGE_SIZES, MOEUT
 from configs.variants import IMAGES, LANGUAGE, OF_KEYS, TEXTS, model_section, parse
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.pretrained_config import set_fields
+from widenet_jax.nn.stack_settings import parse_model
 
 
 def test_names_and_options():
@@ -57,6 +58,11 @@ NO_EFFECT = [
     (LANGUAGE, "wt_s,ffn=moe,router=hierarchical,expert_dropout=0.1", "expert_dropout has no"),
     (LANGUAGE, "loop_s,ffn=moe,entropy=0.1", "entropy has no effect on loop_s with router=top_k"),
     (LANGUAGE, "tying,balance=0.1", "no effect on tying with router=softmax_renormalized"),
+    (
+        LANGUAGE,
+        "c4_s,ffn=moe,entropy_of=chosen",
+        "entropy_of has no effect on c4_s without entropy",
+    ),
     (IMAGES, "widenet_tiny,tie=attntie,share_ffn=true", "share_ffn has no effect beside tie"),
     (IMAGES, "vit_tiny,tie=alltie", "tie has no effect on vit_tiny, which runs each block once"),
     (LANGUAGE, "tiny,loop=ABx1+2x1,tie=attntie", "tie has no effect on tiny, which runs each blo"),
@@ -117,6 +123,11 @@ def test_every_option_changes_the_model_or_is_refused(size: str):
             assert f"has no effect on {size}" in str(error), option
             continue
         assert first != second, option
+
+
+def test_soft_experts_take_initial_values():
+    model = model_section("tiny,ffn=soft_moe,kernel_init=switch") | {"allow_mixing": True}
+    assert parse_model(model).feed_forwards["soft_moe"].kernel_init == "switch"
 
 
 def test_a_size_s_own_router_may_be_written():
