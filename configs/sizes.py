@@ -214,7 +214,9 @@ def vision_model(family: str, size: str, ffn: str, options: Mapping) -> dict:
         }
         model["moe"] = experts_section(usual | options)
         if authors_code:
-            model["moe"].update(capacity_factor_eval=1.2, capacity_rule="authors_code")
+            model["moe"].update(
+                capacity_factor_eval=model["moe"]["capacity_factor"], capacity_rule="authors_code"
+            )
     return model | ffn_sections(model, options)
 
 
@@ -270,7 +272,8 @@ def language_model(size: str, ffn: str, options: Mapping) -> dict:
     if ffn == "moe":
         model["moe"] = sigma_moe_section(base, options, model["dropout"])
     elif ffn == "soft_moe":
-        model["soft_moe"] = soft_moe_section(base["width"], base | options)
+        own = chosen(options, "kernel_init")
+        model["soft_moe"] = soft_moe_section(base["width"], base | options) | own
     elif ffn == "top_k":
         names = {"mlp_dim": model["mlp_dim"], "num_active": base["num_active"]}
         model["top_k_mlp"] = names | chosen(options, "num_active") | {"kernel_init": init}
@@ -307,9 +310,8 @@ def sigma_moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
     if "balance" in options:
         balance = {"entropy": 0.0, "load_balance": options["balance"]}
         section["losses"] |= ROUTER_LOSSES["top_k"] | balance
-    rule = "paper" if options.get("router") == "expert_choice" else "unlimited"
-    section |= base.get("slots", {"capacity_rule": rule})
-    section |= {
+    section |= base.get("slots", {"capacity_rule": "unlimited"})
+    section |= capacity_of_choice(section["router"]["name"], options) | {
         "activation": base.get("expert_activation", "relu"),
         "use_bias": False,
         "dropout": dropout if hidden_dropout(options) else 0.0,
@@ -381,6 +383,8 @@ def loop_section(depth: int, family: Mapping, options: Mapping) -> dict:
         if any(shared.values()):
             tie |= {part: "loops" if one else "none" for part, one in shared.items()}
     section["tie"] = tie | TIES.get(options.get("tie"), {})
+    if "share_norms" in options:
+        section["tie"]["norms"] = "loops" if norms else "none"
     if "norms" in options:
         section["tie"]["norms"], section["condition"] = NORMS[options["norms"]]
     return section | chosen(options, "routing")
@@ -390,9 +394,8 @@ def experts_section(options: Mapping) -> dict:
     """Returns `config.model.moe`. Options are mlp_dim, experts, selected, router, ..."""
     section = values(defaults.EXPERTS)
     router = options.get("router", "top_k")
-    if router == "expert_choice":  # K experts for a token on average
-        section |= {"capacity_factor": 1.0, "capacity_factor_eval": 1.0}
     section |= chosen(options, "mlp_dim", "capacity_factor", "examples_per_group")
+    section |= capacity_of_choice(router, options)
     section["num_experts"] = options.get("experts", section["num_experts"])
     section["num_selected_experts"] = options.get("selected", section["num_selected_experts"])
     experts, selected = section["num_experts"], section["num_selected_experts"]
@@ -400,6 +403,17 @@ def experts_section(options: Mapping) -> dict:
     losses = router_losses(router, options, like=options.get("like", "top_k"))
     section["losses"] = values(defaults.LOSSES) | losses
     return section
+
+
+def capacity_of_choice(router: str, options: Mapping) -> dict:
+    """Returns the fields of the capacity of experts that choose tokens; {} for other routers.
+
+    It is part of their function: 1, by default, is K experts for a token on average.
+    """
+    if router != "expert_choice" and not getattr(routers().get(router), "mixes", False):
+        return {}
+    names = ("capacity_factor", "capacity_factor_eval")
+    return {"capacity_rule": "paper"} | dict.fromkeys(names, options.get("capacity_factor", 1.0))
 
 
 def router_losses(router: str, size: Mapping, *, like: str = "sigmoid") -> dict:

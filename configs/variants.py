@@ -249,7 +249,15 @@ def parse(text: str, kind: Kind) -> Variant:
     check_effects(name, kind, ffn, written)
     if kind is LANGUAGE:
         check_language_options(name, options, written)
-    return Variant(family, size, options, kind.section(family, size, ffn, options))
+    section = kind.section(family, size, ffn, options)
+    core = section["loop"]["core"]
+    once = all(n == 1 and (type(of) is int or len(set(of)) == len(of)) for of, n in core)
+    if "tie" in written and once:
+        raise BadInputError(
+            f"option tie has no effect on {name}, which runs each block once; give loop, such as "
+            "loop=1x3"
+        )
+    return Variant(family, size, options, section)
 
 
 def parse_option(name: str, pair: str, known: Mapping[str, Any]) -> tuple[str, Any]:
@@ -298,9 +306,10 @@ def check_effects(name: str, kind: Kind, ffn: str, written: Mapping[str, Any]) -
             raise BadInputError(
                 f"option {key} has no effect on {name} with ffn={ffn}; remove it{instead}"
             )
-    beside = ("depth", "share", "share_attention", "share_ffn")
-    if "loop" in written and (odd := [key for key in beside if key in written]):
-        raise BadInputError(f"option {odd[0]} has no effect beside loop; remove it")
+    share = ("share", "share_attention", "share_ffn")
+    for other, beside in {"loop": ("depth", *share), "tie": share}.items():
+        if other in written and (odd := [key for key in beside if key in written]):
+            raise BadInputError(f"option {odd[0]} has no effect beside {other}; remove it")
 
 
 def check_language_options(name: str, options: Mapping, written: Mapping) -> None:
@@ -319,6 +328,8 @@ def check_language_options(name: str, options: Mapping, written: Mapping) -> Non
         raise BadInputError(f"option depth has no effect on {name}; give loop, such as loop=2x4")
     if odd := [key for key in ("entropy", "entropy_of") if key in written and "balance" in written]:
         raise BadInputError(f"option {odd[0]} has no effect beside balance; remove one of both")
+    if "entropy_of" in written and not options.get("entropy", size["entropy"]):
+        raise BadInputError(f"option entropy_of has no effect on {name} without entropy; give both")
     if "hidden_dropout" in options and not options.get("dropout", LANGUAGE_SIZES[name]["dropout"]):
         of_preset = "" if "hidden_dropout" in written else f" of preset={options['preset']}"
         raise BadInputError(
@@ -372,6 +383,8 @@ def finetuned_model(
         return {"name": "pretrained", "dropout": dropout, "moe": experts}
     moe = model.section["moe"]
     if moe:
-        losses = experts["losses"] if sizes.has_balance_loss(moe["router"]["name"]) else {}
-        moe = moe | experts | {"losses": moe["losses"] | losses}
+        router = moe["router"]["name"]
+        losses = experts["losses"] if sizes.has_balance_loss(router) else {}
+        capacity = sizes.capacity_of_choice(router, options)
+        moe = moe | experts | {"losses": moe["losses"] | losses} | capacity
     return model.section | {"dropout": dropout, "moe": moe}

@@ -169,9 +169,11 @@ def test_authors_code_differs_where_the_released_code_does():
         "model.ffn_output_activation": True,
         "model.cls_token": "zero",
         "model.moe.capacity_rule": "authors_code",
-        "model.moe.capacity_factor_eval": 1.2,
+        "model.moe.capacity_factor_eval": 1.2,  # that of training
         "augment.randaugment_before_crop": True,
         "augment.eval_crop": "squash",
         "optimizer.schedule": "linear",
         "optimizer.end_learning_rate": 1e-5,
     }
+    moe = get_config("imagenet", "widenet_b,preset=authors_code,capacity_factor=2").model.moe
+    assert (moe.capacity_factor, moe.capacity_factor_eval) == (2, 2)

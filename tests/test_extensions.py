@@ -19,6 +19,8 @@ from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.nn.feed_forwards import FEED_FORWARDS
 from widenet_jax.nn.moe.losses import LOSSES
+from widenet_jax.nn.moe.routers import ROUTERS
+from widenet_jax.nn.moe.routers.softmax import TopKRouter
 from widenet_jax.specs import TASKS, resolve, task_spec
 from widenet_jax.task import Metrics
 from widenet_jax.typing import Array, FfnOutput
@@ -175,6 +177,41 @@ def test_a_user_s_part_that_is_right_is_let_through(part, monkeypatch):
     try_model(part, "", monkeypatch)
     if part != "loss":
         try_model(part, "no aux", monkeypatch)
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_a_user_s_part_may_compute_in_float32(unroll: bool, monkeypatch: pytest.MonkeyPatch):
+    """As layers of Flax do that are not told a dtype; the stream of a model keeps its own."""
+    monkeypatch.setitem(ATTENTIONS, "mine", Attention)
+    monkeypatch.setitem(FEED_FORWARDS, "mine", FeedForward)
+    model = small_config(**{"model.loop.core": ((1, 3),)}).model.to_dict()
+    model |= {"attention": {"name": "mine"}, "ffn": "mine", "mine": {}, "moe": None}
+    model |= {"dtype": "bfloat16", "unroll": unroll}
+    image = {"image": jax.ShapeDtypeStruct((1, 8, 8, 1), "float32")}
+    module = build_model(model, num_classes=10)
+    params = parameter_shapes(module, image)
+
+    def states(params, image):
+        _, kept = module.apply({"params": params}, image, train=True, mutable=["intermediates"])
+        return kept["intermediates"]["encoder"]["state"] if unroll else ()
+
+    found = jax.eval_shape(states, params, image)
+    assert len(found) == 3 * unroll and all(x.dtype == jnp.bfloat16 for x in found)
+
+
+@pytest.mark.parametrize("field", ["gate", "router_probs", "router_logits"])
+def test_what_a_router_returns_is_in_float32(field: str, monkeypatch: pytest.MonkeyPatch):
+    class Short(TopKRouter):
+        def __call__(self, *args, **how):
+            routing = super().__call__(*args, **how)
+            return routing.replace(**{field: getattr(routing, field).astype(jnp.bfloat16)})
+
+    monkeypatch.setitem(ROUTERS, "mine", Short)
+    model = small_config().model.to_dict()
+    model["moe"] |= {"router": {"name": "mine"}}
+    image = {"image": jax.ShapeDtypeStruct((1, 8, 8, 1), "float32")}
+    with pytest.raises(BadInputError, match=f"{field} is bfloat16; must be float32"):
+        parameter_shapes(build_model(model, num_classes=10), image)
 
 
 class Mine(Classification):

@@ -173,7 +173,7 @@ def check_routing(moe: Any, where: str, routing: Any, router: Any, x: Array, mas
         raise BadInputError(f"{where} returns {type(routing).__name__}; return a Routing")
     last_axes = {"expert_index": chosen, "gate": chosen, "router_probs": "E", "router_logits": "E"}
     for field, last in last_axes.items():
-        kind = jnp.integer if field == "expert_index" else jnp.floating
+        kind = jnp.integer if field == "expert_index" else jnp.float32
         shape = *mask.shape, sizes[last]
         check_array(f"{where}: {field}", getattr(routing, field), f"G, S, {last}", shape, kind)
     if moe.losses.get("load") and "load_probability" not in routing.extra:

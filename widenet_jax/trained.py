@@ -14,6 +14,8 @@ import numpy as np
 
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.errors import refuse
+from widenet_jax.experiment import input_spec
+from widenet_jax.nn.build import for_vmap
 from widenet_jax.step import forward
 from widenet_jax.task import Apply, Task
 from widenet_jax.typing import Array, PyTree
@@ -115,9 +117,11 @@ def each_example(trained: Trained, find: Finder) -> Callable[[PyTree, dict[str, 
     The size n may be symbolic (`jax.export`): only `jax.vmap` sees it.
     """
 
+    model = for_vmap(trained.model, input_spec(trained.task))
+
     def of_one(params: PyTree, row: dict[str, Array]) -> Array:
         batch = {name: array[None] for name, array in row.items()}
-        return find(trained.task, partial(forward, trained.model, params), batch)[0]
+        return find(trained.task, partial(forward, model, params), batch)[0]
 
     return jax.vmap(of_one, in_axes=(None, 0))
 

@@ -1,10 +1,16 @@
 """The option parser of all models: options, presets and the answers to mistakes."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from configs import glue, squad
 from configs.sizes import LANGUAGE_SIZES, MOEUT
 from configs.variants import IMAGES, LANGUAGE, OF_KEYS, TEXTS, model_section, parse
 from widenet_jax.errors import BadInputError
+from widenet_jax.inference.pretrained_config import set_fields
+from widenet_jax.nn.stack_settings import parse_model
 
 
 def test_names_and_options():
@@ -52,6 +58,14 @@ NO_EFFECT = [
     (LANGUAGE, "wt_s,ffn=moe,router=hierarchical,expert_dropout=0.1", "expert_dropout has no"),
     (LANGUAGE, "loop_s,ffn=moe,entropy=0.1", "entropy has no effect on loop_s with router=top_k"),
     (LANGUAGE, "tying,balance=0.1", "no effect on tying with router=softmax_renormalized"),
+    (
+        LANGUAGE,
+        "c4_s,ffn=moe,entropy_of=chosen",
+        "entropy_of has no effect on c4_s without entropy",
+    ),
+    (IMAGES, "widenet_tiny,tie=attntie,share_ffn=true", "share_ffn has no effect beside tie"),
+    (IMAGES, "vit_tiny,tie=alltie", "tie has no effect on vit_tiny, which runs each block once"),
+    (LANGUAGE, "tiny,loop=ABx1+2x1,tie=attntie", "tie has no effect on tiny, which runs each blo"),
     (LANGUAGE, "moeut_44m,depth=4", "depth has no effect on moeut_44m; give loop, such as loop="),
     (LANGUAGE, "byte_s,preset=switch_no_dropout", "hidden_dropout of preset=switch_no_dropout has"),
     (LANGUAGE, "wt_s,ffn=moe,hidden_dropout=true,dropout=0.0", "without dropout; give dropout=0.1"),
@@ -111,6 +125,11 @@ def test_every_option_changes_the_model_or_is_refused(size: str):
         assert first != second, option
 
 
+def test_soft_experts_take_initial_values():
+    model = model_section("tiny,ffn=soft_moe,kernel_init=switch") | {"allow_mixing": True}
+    assert parse_model(model).feed_forwards["soft_moe"].kernel_init == "switch"
+
+
 def test_a_size_s_own_router_may_be_written():
     for size, of in LANGUAGE_SIZES.items():
         own = model_section(f"{size},ffn=moe")
@@ -150,3 +169,36 @@ def test_a_model_of_any_kind():
     assert names == ["vision_transformer", "text_encoder", "language_model"]
     with pytest.raises(BadInputError, match=r"'widnet_b'; did you mean widenet_b\? there are vit"):
         model_section("widnet_b")
+
+
+def test_norms_beside_a_tie():
+    assert tie_of("widenet_tiny,loop=3x3,tie=attntie")["norms"] == "none"
+    assert tie_of("widenet_tiny,loop=3x3,tie=attntie,share_norms=true")["norms"] == "loops"
+    assert tie_of("albert_tiny,tie=experttie,share_norms=false")["norms"] == "none"
+    assert tie_of("tiny,loop=ABAx1,tie=attntie")["attention"] == "loops"
+
+
+def tie_of(variant: str) -> dict:
+    return model_section(variant)["loop"]["tie"]
+
+
+def test_experts_that_choose_have_one_capacity(tmp_path: Path):
+    """It is part of their function, in training, in evaluation and in finetuning."""
+    name = "widenet_4_s,router=expert_choice"
+    section = model_section(f"{name},capacity_factor=2")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model": section, "task": {"name": "masked_lm"}})
+    )
+    stored = glue.get_config("mnli")
+    set_fields(stored, [f"--config.init_from={tmp_path}"])
+    for found, factor in (
+        (section, 2),
+        (model_section("widenet_tiny,router=expert_choice"), 1),
+        (model_section("loop_s,ffn=moe,router=expert_choice"), 1),
+        (squad.get_config(f"v1,model={name}").model, 1),
+        (squad.get_config(f"v1,model={name},capacity_factor=2").model, 2),
+        (stored.model, 2),
+    ):
+        moe = found["moe"]
+        assert (moe["capacity_factor"], moe["capacity_factor_eval"]) == (factor, factor)
+        assert moe["capacity_rule"] == "paper"

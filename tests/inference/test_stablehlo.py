@@ -18,6 +18,12 @@ from configs import glue
 from widenet_jax.cli import export as export_command
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.inference.exported import stablehlo_files
+from widenet_jax.inference.trained import open_trained
+from widenet_jax.nn import build
+from widenet_jax.nn.moe import layer
+from widenet_jax.nn.moe.dispatch import DISPATCHERS
+from widenet_jax.trained import classifier
 
 ONLY_JAX = """
 import sys
@@ -40,6 +46,22 @@ def code_in(readme: str) -> str:
     """Returns the indented lines of a README."""
     lines = (line for line in readme.splitlines() if line.startswith("    ") or not line)
     return textwrap.dedent("\n".join(lines))
+
+
+@pytest.mark.parametrize("dispatch", [*DISPATCHERS, "auto of a TPU"])
+def test_each_dispatch_predicts_the_same(monkeypatch: pytest.MonkeyPatch, dispatch: str):
+    """Each example is computed alone under `jax.vmap`, for which JAX has no `ragged_dot`."""
+    images = load_digits().images[:3, ..., None].astype(np.uint8) * 15
+    expected = probabilities(wj.load("widenet_tiny_digits"), images)
+    name, _, tpu = dispatch.partition(" of a ")
+    for module in (build, layer) if tpu else ():
+        monkeypatch.setattr(module, "platform", lambda: "tpu")
+    trained = open_trained("widenet_tiny_digits", [f"--config.model.moe.dispatch={name}"])
+    found = [classifier(trained)([{"image": image} for image in images])]
+    program = stablehlo_files(trained, "", "program")["program"]
+    found += [export.deserialize(bytearray(program)).call({"image": images})]
+    for probs in found:
+        np.testing.assert_allclose(probs, expected, atol=1e-6)
 
 
 @pytest.mark.slow

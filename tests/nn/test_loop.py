@@ -384,6 +384,7 @@ REFUSED = (
     ({"loop.exit.loss": "mean"}, "loop.exit needs a language model without a memory (config.mode"),
     ({"loop.tie.router": "none", "ffn": "mlp"}, "loop.tie.router=none has no effect on "
      "config.model.ffn=mlp, which routes nothing; give experts, or choose a model with experts"),
+    (FIRST | {"loop.core": ((2, 1),)}, "loop.routing=first has no effect: no group of the core lo"),
     (FIRST | {"ffn": "mlp"}, "loop.routing=first needs config.model.ffn=moe"),
     (FIRST | {"routing_groups": 1}, "loop.routing=first needs config.model.routing_groups=0"),
     (FIRST | {"unroll": False}, "loop.routing=first needs config.model.unroll=true"),

@@ -64,6 +64,8 @@ REFUSED = [
     (MOE, {"capacity_rule": "papr"}, "--config.model.moe.capacity_rule=paper"),
     (MOE, {"capacity_factor": 0.0}, "moe.capacity_factor=0.0 must be between 0.001 and 1000"),
     (MOE, {"capacity_factor_eval": 2e3}, "capacity_factor_eval=2000.0 must be between"),
+    (MOE, router("expert_choice") | {"capacity_factor": 3.0}, "capacity_factor_eval=.*: with router"
+     r"\.name=expert_choice the factor is part of the function; set it to capacity_factor=3\.0"),
     (MOE, {"activation": "rel"}, "--config.model.moe.activation=relu"),
     (MOE, {"kernel_init": "pre"}, "kernel_init='pre' is unknown; choose one of glorot_uniform"),
     (MOE, {"output_dropout": 1.0}, "output_dropout=1.0 must be between 0 and 0.99"),
@@ -124,7 +126,8 @@ REFUSED = [
     (IMAGES, {"attention": {"name": "relative", "num_heads": 4}}, "tokens of this model see all"),
     (LANGUAGE, {"embed_dim": 63}, "embed_dim=63 must be even: positions are pairs of a sine and a"),
     (LANGUAGE, {"ffn": "moe", "feed_forwards": EXPERTS | {"moe": dataclasses.replace(
-        MOE, router={"name": "expert_choice"})}}, "these experts see later tokens"),
+        MOE, router={"name": "expert_choice"}, capacity_factor=2.0)}},
+     "these experts see later tokens"),
     (TEXT, {"projection": False}, "needs embeddings as wide as the blocks, but .*embedding_dim=32"),
     (TEXT, {"head": "spans"}, "head='spans' is unknown; choose one of"),
 ]  # fmt: skip

@@ -29,8 +29,9 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
 
     Where config.model.name is "pretrained", config.model becomes the whole section of the model
     that config.init_from names. The fields beside the name override the pretrained ones (except the
-    losses of a router that does not go with WideNet's), and flags override both. The fields of
-    `recipe_of` are no fields of the model: other sections may follow them.
+    losses of a router that does not go with WideNet's, and the capacity of experts that choose
+    tokens), and flags override both. The fields of `recipe_of` are no fields of the model: other
+    sections may follow them.
 
     Args:
       config: as its file made it.
@@ -64,10 +65,12 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
         for name in recipe.keys() & beside.keys():
             config.model[name] = recipe[name]
             del beside[name]
-        moe = pretrained.get("moe")
-        if moe and not sizes.has_balance_loss(moe["router"]["name"]):
-            beside.get("moe", {}).pop("losses", None)
         import_remembered(sections, source)
+        router, moe = (pretrained.get("moe") or {}).get("router"), beside.get("moe", {})
+        if router and not sizes.has_balance_loss(router["name"]):
+            moe.pop("losses", None)
+        if router and sizes.capacity_of_choice(router["name"], {}):
+            moe.pop("capacity_factor", None)
         with config.unlocked():
             config.model = merged(pretrained, beside, config.init_from)
             if "imports" in sections:

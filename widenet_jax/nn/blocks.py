@@ -128,7 +128,7 @@ class Blocks(Module):
                 if parts.due(attention):
                     values = {"values": x} if peri else {}
                     output, aux = attention(y, **seen, **values, train=train)
-                    x = by_examples(x + residual(output, step, drops, 0))  # eq. 6
+                    x = by_examples(x + residual(output, x, step, drops, 0))  # eq. 6
                     auxes.append(aux)
                 x = after("attention", x)
                 y = before("ffn", x)
@@ -137,7 +137,7 @@ class Blocks(Module):
                     how |= {"router": router} if router else {}
                     y, selection = (x, {"selection": y}) if peri else (y, {})
                     output = ffn(y, mask=mask, train=train, **how, **selection)
-                    x = by_examples(x + residual(output.y, step, drops, 1))  # eq. 6
+                    x = by_examples(x + residual(output.y, x, step, drops, 1))  # eq. 6
                     auxes.append(output.aux)
                     routings[step.index] = output.routing
                 x = parts.end(step, after("ffn", x))
@@ -160,9 +160,12 @@ def by_examples(x: Array) -> Array:
     return on_each_device(lambda _, x: with_layout_constraint(x, rows), None, x)
 
 
-def residual(y: Array, step: Step, drops: Drops | None, branch: int) -> Array:
-    """Returns y of a step's branch 0 or 1 times its factor, where 1 changes no bit; or dropped."""
-    y = y if step.scale == 1 else y * step.scale
+def residual(y: Array, x: Array, step: Step, drops: Drops | None, branch: int) -> Array:
+    """Returns y of a step's branch 0 or 1 times its factor, where 1 changes no bit; or dropped.
+
+    It has the dtype of x, to which it is added: a user's part may compute in float32.
+    """
+    y = (y if step.scale == 1 else y * step.scale).astype(x.dtype)
     return drops(y, step.index, branch) if drops else y
 
 

@@ -34,7 +34,9 @@ from ml_collections import ConfigDict
 
 from widenet_jax.extensions import parameters_of
 from widenet_jax.nn.loop_settings import Counts, Tie
+from widenet_jax.nn.moe.dispatch import method_of
 from widenet_jax.nn.stack_settings import UserPart, read_model
+from widenet_jax.sharding import platform
 from widenet_jax.specs import resolve
 from widenet_jax.typing import PyTree, Shapes
 
@@ -56,11 +58,23 @@ def with_implementation(model: nn.Module, implementation: str) -> nn.Module:
 
 
 def without_hopper(model: ConfigDict) -> ConfigDict:
-    """Returns the config of an equal model that runs on any device, and under `jax.vmap`."""
+    """Returns the config of an equal model that runs on any device."""
     anywhere = ConfigDict(model.to_dict())
     if (anywhere.get("moe") or {}).get("dispatch") == "hopper":
         anywhere.moe.dispatch = "ragged"
     return anywhere
+
+
+def for_vmap(model: nn.Module, input_spec: Shapes) -> nn.Module:
+    """Returns the model as `jax.vmap` takes it over single examples: it refuses `ragged_dot`."""
+    moe = model.stack.feed_forwards["moe"] if model.stack.ffn == "moe" else None
+    if not moe:
+        return model
+    group = {"platform": platform(), "group_tokens": model.num_tokens(input_spec)}
+    if method_of(moe, **group, train=False) not in ("ragged", "hopper"):
+        return model
+    masked = dataclasses.replace(moe, dispatch="masked")
+    return model.clone(feed_forwards={**model.stack.feed_forwards, "moe": masked})
 
 
 def parameter_shapes(model: nn.Module, input_spec: Shapes) -> PyTree:

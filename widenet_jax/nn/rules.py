@@ -74,6 +74,10 @@ def loop_rules(loop: "LoopSettings") -> Iterator[Row]:
         f"{LOOP}.routing=first uses the first loop's router alone; set {LOOP}.tie.router=loops",
     )
     counts, looping = loop.counts, [loops for _, loops in loop.core if loops > 1]
+    yield (
+        loop.routing == "first" and not looping,
+        f"{LOOP}.routing=first has no effect: no group of the core loops",
+    )
     for setting in loop.other_counts()[:1]:
         for part in loop.untied():
             yield (
@@ -365,6 +369,12 @@ def moe_rules(moe: Any) -> Iterator[Row]:
             f"{place}.losses.{loss}={weight}: with router.name={name} loads are equal without a "
             "loss; set 0",
         )
+    factor, in_evaluation = moe.capacity_factor, moe.capacity_factor_eval
+    yield (
+        router.experts_choose and factor != in_evaluation,
+        f"{place}.capacity_factor_eval={in_evaluation}: with router.name={name} the factor is part "
+        f"of the function; set it to capacity_factor={factor}",
+    )
     yield losses.get("load") and not getattr(router.kind, "own_noise", True), moe.without_load
 
 

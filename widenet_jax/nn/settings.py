@@ -338,7 +338,7 @@ class MoeSettings(FfnSettings):
       num_selected_experts: K.
       shared_experts: n, more experts, which see every token (DeepSeekMoE, arXiv:2401.06066): one
         dense feed-forward of width n F, `shared`.
-      capacity_factor: in training; `capacity_factor_eval` in evaluation.
+      capacity_factor: in training; `capacity_factor_eval` in evaluation, equal if experts choose.
       examples_per_group: examples routed together, a token group; results do not depend on the
         devices in use.
       capacity_rule: rule by which the factor becomes slots, see `slots.CAPACITY_RULES`.

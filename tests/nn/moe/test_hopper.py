@@ -120,7 +120,7 @@ def test_a_layer_by_hopper_is_the_layer_by_ragged(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_model_trained_by_hopper_opens_anywhere():
-    """By ragged: predictions are for one example at a time, for which JAX has no such kernel."""
+    """By ragged, of the same results on any device."""
     stored = read_model("widenet_tiny_digits")
     config = ConfigDict(from_json(stored.config))
     config.model.moe.dispatch = "hopper"

@@ -19,7 +19,7 @@ B, T, D, F, E = 4, 5, 3, 4, 3
 MASK = np.ones((B, T), bool)
 MASK[0, 3:] = MASK[2] = False  # padding within a group, and an example of padding alone
 FIELDS = {"mlp_dim": F, "num_experts": E, "num_selected_experts": 2, "examples_per_group": 2}
-FIELDS |= {"capacity_factor": 0.5, "capacity_factor_eval": 1.0, "activation": "relu"}
+FIELDS |= {"capacity_factor": 0.5, "capacity_factor_eval": 0.5, "activation": "relu"}
 FIELDS |= {"router": {"name": "expert_choice"}}
 
 
