@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from fractions import Fraction
 from functools import cache, partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from etils import epath
 from widenet_jax.checkpoint.checkpoints import BEST, LAST, OF_LAST, Checkpoints
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.checkpoint.series import all_finite, check_space, tree_bytes
+from widenet_jax.config.durations import Interval
 from widenet_jax.data.blocks import check_bad, record_at, stream_at
 from widenet_jax.data.contract import Data
 from widenet_jax.data.pipeline import Batches, check_small_splits, reading, train_batches
@@ -164,8 +166,11 @@ class Runtime(ExitStack):
         """Raises RunFailedError where no checkpoint is left of a run that must have had some."""
         records = JsonLines(self.workdir / "metrics.jsonl").read()
         last = max((record["step"] for record in records), default=0)
+        # The interval of the start that wrote them; an older run's is unknown.
+        before = workdirs.last_start(self.workdir).get("save_every")
+        every = Interval(Fraction(before)) if before else self.experiment.save_every
         # The second save begins only once the first is on disk.
-        saved_twice = self.experiment.save_every.count(last - 1) >= 2
+        saved_twice = every.count(last - 1) >= 2
         if saved_twice or (self.workdir / "result.json").exists():
             raise RunFailedError(
                 f"--workdir={self.workdir} has metrics up to step {last:,} and no checkpoint; "
@@ -187,8 +192,10 @@ class Runtime(ExitStack):
         self.writer = on_every_host(MetricsWriter, place, config=fields)
         self.enter_context(closing(self.writer))
         if self.main_host:
-            attention = getattr(experiment.model.attention, "implementation", None)
-            workdirs.write_run(self.workdir, config, experiment.data_info.info, attention)
+            more = {"attention": getattr(experiment.model.attention, "implementation", None)}
+            more["total_steps"] = experiment.total_steps
+            more["save_every"] = float(experiment.save_every.steps)
+            workdirs.write_run(self.workdir, config, experiment.data_info.info, **more)
         again = ("eval",) if self.evaluation_due else ()
         self.writer.resume(self.step, again=again, written=written)
         length = {"total_steps": experiment.total_steps, "start_step": self.step}
