@@ -172,7 +172,11 @@ def missing_imports(workdir: str, config: ConfigDict) -> str:
 
 
 def check_info(
-    meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epath.Path, extend: bool = False
+    meta: Mapping[str, Any],
+    info: Mapping[str, Any],
+    *,
+    workdir: epath.Path,
+    extend: bool | None = False,
 ) -> str:
     """Compares the data that a checkpoint saw with the data that is there now.
 
@@ -180,7 +184,7 @@ def check_info(
       meta: of the checkpoint; {} in a new run.
       info: of the data that is there now.
       workdir: named in the message.
-      extend: whether the user has asked to continue on other examples (--extend).
+      extend: whether the user has asked to continue on other examples (--extend); None: cannot.
 
     Returns:
       A line where the examples are others; "" where all is the same.
@@ -190,7 +194,8 @@ def check_info(
     """
     odd = changed_fact(meta, info)
     if odd and not (odd == CONTENT and extend):
-        more = "; to continue this run on other examples add --extend" * (odd == CONTENT)
+        may = odd == CONTENT and extend is not None
+        more = "; to continue this run on other examples add --extend" * may
         raise BadInputError(
             f"--workdir={workdir} was trained on data with another {odd.removesuffix('_sha256')} "
             "than the data that it is given now; give that run's data, or name a new --workdir, in "
