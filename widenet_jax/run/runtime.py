@@ -20,7 +20,7 @@ from widenet_jax.data.pipeline import Batches, check_small_splits, reading, trai
 from widenet_jax.data.sources import overview
 from widenet_jax.errors import BadExampleError, RunFailedError, refuse_value
 from widenet_jax.experiment import Experiment, max_skipped_updates
-from widenet_jax.files import is_gone, is_remote, require_store
+from widenet_jax.files import is_gone, is_remote, read_object, require_store
 from widenet_jax.optim.build import averaged
 from widenet_jax.run import summary
 from widenet_jax.run import workdir as workdirs
@@ -118,12 +118,12 @@ class Runtime(ExitStack):
         self.state, meta = restored or (start(), {})
         notes.append(workdirs.check_info(meta, info, workdir=self.workdir, extend=extend))
         self.start_step = self.step = self.stop.saved = meta.get("step", 0)
-        check_agreement({"the restored step": self.step})
-        self.evaluation_due = meta.get("evaluation_due", False)  # a stop cut the evaluation off
+        self.evaluation_due = meta.get("evaluation_due", False) and not self._has_result()
+        check_agreement({"the restored step": (self.step, self.evaluation_due)})
         self.finished = self.is_over() and not self.evaluation_due
         self.skipped = int(self.state.skipped_updates)  # as far as they were reported
         self._check_skipped()
-        self._open(meta.get(OF_LAST))  # older checkpoints have none
+        self._open(meta)
 
         splits = (
             (config.data.train_split, self.data.train),
@@ -150,6 +150,11 @@ class Runtime(ExitStack):
             self.enter_context(workdirs.locked(self.workdir))
             # Another start may have trained there since the first check.
             workdirs.check_workdir(self.workdir, self.config, mode="train")
+
+    def _has_result(self) -> bool:
+        """Returns whether an evaluation of `step` that a stop cut off was made by a later start."""
+        file = self.workdir / "result.json"
+        return file.exists() and read_object(file).get("steps") == self.step
 
     def _check_skipped(self) -> None:
         """Refuses a run that has skipped more updates than it may, as no step would train."""
@@ -178,11 +183,11 @@ class Runtime(ExitStack):
                 "--workdir"
             )
 
-    def _open(self, written: Mapping[str, Any] | None) -> None:
+    def _open(self, meta: Mapping[str, Any]) -> None:
         """Records the start in the workdir, and opens metrics and progress.
 
         Args:
-          written: see `MetricsWriter.resume`.
+          meta: of the checkpoint; {} in a new run.
 
         Raises: as the trackers of `MetricsWriter`, on all hosts.
         """
@@ -197,6 +202,9 @@ class Runtime(ExitStack):
             more["save_every"] = float(experiment.save_every.steps)
             workdirs.write_run(self.workdir, config, experiment.data_info.info, **more)
         again = ("eval",) if self.evaluation_due else ()
+        written = meta.get(OF_LAST)  # older checkpoints have none
+        if meta.get("evaluation_due") and not self.evaluation_due:
+            written = None  # the metrics have that evaluation, too
         self.writer.resume(self.step, again=again, written=written)
         length = {"total_steps": experiment.total_steps, "start_step": self.step}
         units = {"batch_size": config.batch_size, "unit": self.task.unit}
