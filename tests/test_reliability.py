@@ -1,5 +1,6 @@
 """Killed, damaged or moved runs resume exactly, or report in one line why they cannot."""
 
+import json
 import random
 import re
 import shutil
@@ -8,14 +9,18 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import jax
 import numpy as np
 import pytest
 from checkpoint.test_series import everything_in, flip
+from etils import epath
 from orbax.checkpoint import multihost
 from refusals import refused
 from small_runs import (
@@ -36,9 +41,11 @@ from small_runs import (
     wait_until,
 )
 
+from widenet_jax.config.durations import Interval
 from widenet_jax.data import pipeline
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.main import main
+from widenet_jax.run.runtime import Runtime
 
 # Other fields of the run, and so its compiled programs, are as in `digits_run`.
 OFTEN = {"checkpoint.every": "4 steps", "evaluation.every": "4 steps"}
@@ -293,6 +300,22 @@ def test_checkpoints_that_are_gone(unbroken: Path, tmp_path: Path):
     assert str(error.value).startswith(told)
     assert everything_in(workdir).keys() - before.keys() == {".lock"} - before.keys()
     assert before.items() <= everything_in(workdir).items()
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "gone"), [(50, 10, False), (10, 50, True), (0, 10, True), (0, 50, False)]
+)
+def test_the_interval_of_the_killed_start_tells_whether_it_saved(
+    tmp_path: Path, there: float, here: int, gone: bool
+):
+    """It reached step 30. Starts of before December 2026 do not tell theirs."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 30, "split": "train"}\n')
+    start = {"save_every": float(there)} if there else {}
+    (tmp_path / "environment.json").write_text(json.dumps([start]))
+    experiment = SimpleNamespace(save_every=Interval(Fraction(here)))
+    runtime = SimpleNamespace(workdir=epath.Path(tmp_path), experiment=experiment)
+    with pytest.raises(RunFailedError, match="up to step 30") if gone else nullcontext():
+        Runtime._check_history(runtime)
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,10 @@ def make_gradients(
     With accumulation the batch is cut into `accumulation_steps` parts that are worked on in turn,
     and their gradients are averaged: the same update (dropout and noise apart) in less memory.
     Parts consist of whole groups of `group_size` consecutive examples, dealt out in turn, so that
-    neither routing nor mixup nor the devices' shares of the batch change. `freeze` is
-    `config.optimizer.freeze`. `draw_loops` of (key, step) decides how often the whole batch loops.
+    neither routing nor mixup nor the devices' shares of the batch change. What spans a whole batch
+    spans a part then: router=sinkhorn's offsets, and balance losses of losses.over=batch. `freeze`
+    is `config.optimizer.freeze`. `draw_loops` of (key, step) decides how often the whole batch
+    loops.
     """
 
     def part_gradients(

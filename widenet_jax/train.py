@@ -89,7 +89,7 @@ def run(
         on_every_host(check_profiler)
 
     # Data
-    data = on_every_host(open_data, config, workdir, splits, hashed=mode == "train")
+    data = on_every_host(open_data, config, workdir, splits, hashed=mode != "eval")
     agree_on_data(data)
 
     # Experiment

@@ -124,6 +124,20 @@ def test_the_best_is_kept_across_a_restart(tmp_path: Path, on_one: Mesh):
     assert kept == [([1], 0.0), ([2], 0.8), ([2], 0.8), ([1], 0.9), ([1], 0.9)]
 
 
+def test_the_best_on_other_evaluation_examples_is_not_the_best(tmp_path: Path, on_one: Mesh):
+    """Other training examples change nothing. Older checkpoints do not tell theirs."""
+    found = []
+    for content, value in (("", 0.7), ("ab", 0.8), ("cb", 0.75), ("cd", 0.6), ("cd", 0.5)):
+        with closing(checkpoints_in(tmp_path)) as checkpoints:
+            checkpoints.meta |= {"content_sha256": content} if content else {}
+            checkpoints.restore(target_on(on_one))
+            found.append(checkpoints.best_value)
+            state = place(state_of(len(found)), on_one)
+            checkpoints.save_best(state, step=len(found), value=value)
+            checkpoints.wait()
+    assert found == [None, 0.7, 0.8, None, 0.6] and best_of(tmp_path) == ([4], 0.6)
+
+
 @pytest.fixture
 def saved(tmp_path: Path, on_one: Mesh) -> Path:
     """Makes a workdir with a checkpoint of step 5."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from widenet_jax.errors import BadInputError, RunFailedError
 
 
 def test_bytes_of_a_tree():
-    """2 x 3 x 4 + 5 x 2 bytes."""
-    assert tree_bytes({"a": np.zeros((2, 3), np.float32), "b": jnp.zeros(5, jnp.bfloat16)}) == 34
+    """2 x 3 x 4 + 5 x 2 bytes, and two words of a random key, as an optimizer may have."""
+    tree = {"a": np.zeros((2, 3), np.float32), "b": jnp.zeros(5, jnp.bfloat16)}
+    assert tree_bytes(tree) == tree_bytes(jax.eval_shape(lambda: tree)) == 34
+    assert tree_bytes(tree | {"key": jax.random.key(0)}) == 42
 
 
 def test_the_newest_one_more_and_two_of_the_best(tmp_path: Path):

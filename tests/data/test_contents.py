@@ -1,12 +1,14 @@
 """Hosts compare a hash of what they read: the same for a copy, another for other data."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 from image_sources import png
+from PIL import Image
 
 from widenet_jax.data import records
 from widenet_jax.data.contents import contents_sha256
@@ -89,3 +91,42 @@ class Sentences(list):
 def test_sentences_of_different_lengths():
     found = [contents_sha256(Sentences([lengths])) for lengths in ([2, 3], [2, 3], [3, 2], [5])]
     assert found[0] == found[1] and len(set(found)) == 3
+
+
+class Objects:
+    """Examples of one value each, made anew at each read."""
+
+    info: Mapping = MappingProxyType({})
+
+    def __init__(self, make: Callable[[], object]):
+        self.make = make
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> dict:
+        return {"value": self.make()}
+
+    def describe(self, index: int) -> str:
+        return str(index)
+
+
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (lambda: Image.fromarray(np.eye(4, dtype=np.uint8)), lambda: Image.new("L", (4, 4))),
+        (lambda: np.array(["".join("ab")], object), lambda: np.array(["ac"], object)),
+        (object, lambda: 1),
+    ],
+)
+def test_addresses_do_not_count(make: Callable, other: Callable):
+    kept = [make()]  # so that the next one lies elsewhere
+    ours = contents_sha256(Objects(lambda: kept[0]))
+    assert contents_sha256(Objects(make)) == ours != contents_sha256(Objects(other))
+
+
+def test_the_order_of_a_set_does_not_count():
+    """0 and 8 have one place in a small table, so that the first one to come has it."""
+    ours, theirs = {0, 8}, {8, 0}
+    assert [*ours] != [*theirs]
+    assert contents_sha256(Objects(lambda: ours)) == contents_sha256(Objects(lambda: theirs))

@@ -1,5 +1,6 @@
 """A run that is made longer: to the bytes of a longer run, or with the rates that it says."""
 
+import json
 import math
 from pathlib import Path
 
@@ -17,10 +18,10 @@ ONE = jax.devices()[:1]
 COSINE = {"optimizer.schedule": "cosine"}
 
 
-def run_of(place: Path, steps: int, **changes: object) -> epath.Path:
+def run_of(place: Path, steps: int, total: int = 20, **changes: object) -> epath.Path:
     """Makes the workdir of a run of 20 steps of 64 images that has a checkpoint of `steps`."""
     workdir = epath.Path(place / "run")
-    write_run(workdir, small_config(**changes), DIGITS.info)
+    write_run(workdir, small_config(**changes), DIGITS.info, total_steps=total)
     (workdir / "checkpoints" / str(steps)).mkdir(parents=True)
     return workdir
 
@@ -74,6 +75,21 @@ def test_loops_that_grow_say_what_becomes_of_them(tmp_path: Path):
     assert length(run_of(tmp_path / "10", 10, **grow), "60 steps", **grow) == ""
 
 
+def test_epochs_of_other_examples_are_other_steps(tmp_path: Path):
+    """An epoch was 20 or 30 steps; of 1,437 images it is 22. Without `extend` they are refused."""
+    epoch = COSINE | {"duration": "1 epoch"}
+    for total, told in ((20, "extended from 20 to 22 steps: "), (30, "shortened from 30 to 22 ")):
+        workdir = run_of(tmp_path / str(total), 20, total, **epoch)
+        assert length(workdir, extend=True, **epoch).startswith(told)
+        assert length(workdir, **epoch) == ""
+    (workdir / "checkpoints" / "30").mkdir()
+    told = (
+        "has trained 30 steps, and config.duration='1 epoch' of the 1,437 examples that there are"
+    )
+    with pytest.raises(BadInputError, match=f"{told} now is 22; give a longer --config.duration"):
+        length(workdir, extend=True, **epoch)
+
+
 def test_what_cannot_be_extended(tmp_path: Path):
     workdir = run_of(tmp_path, 20)
     with pytest.raises(BadInputError, match="'20 steps' there, '19 steps' here, which is shorter"):
@@ -117,3 +133,5 @@ def test_a_cosine_run_is_extended(digits_run: Path, tmp_path: Path, capsys):
     assert f"step 8 was {rates[8]:.3g}, the next one's is {rates[9]:.3g}, " in told
     assert f"of step 16, is {rates[16]:.3g}." in told and sorted(rates) == list(range(1, 17))
     train_here(longer, workdir)  # it is a run of 16 steps now
+    starts = json.loads((workdir / "environment.json").read_text())
+    assert [start["total_steps"] for start in starts] == [8, 16, 16]

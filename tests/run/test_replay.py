@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small_runs import metrics_of, run_here, small_config
 
+from widenet_jax.data import sources
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.main import main, report_replay
 from widenet_jax.run.replay import first_not_finite, forward_noting
@@ -77,6 +78,13 @@ def test_the_batch_again(failed: tuple[Path, str], capsys: pytest.CaptureFixture
     assert lines[0].startswith("step 2: loss nan, gradient norm ")
     assert lines[1] == f"first module whose output is not finite: {found['first_module']}"
     assert len(lines) == 5 + len(found["not_finite"]["gradients"]) + 64 + 64
+
+
+def test_other_examples_are_no_replay(failed: tuple[Path, str], monkeypatch: pytest.MonkeyPatch):
+    """Their batch would name examples that the run has not seen."""
+    monkeypatch.setattr(sources, "contents_sha256", lambda source: "0")
+    with pytest.raises(BadInputError, match=r"data with another content .* this model$"):
+        run(failed[0], mode="replay")
 
 
 class Twice(nn.Module):

@@ -75,7 +75,7 @@ class Checkpoints:
         return restored and (state_of(restored, target), restored.meta)
 
     def _restore_best(self) -> float | None:
-        """Returns the best value of the primary metric so far; None where none is kept."""
+        """Returns the best value so far of the primary metric on this evaluation split, or None."""
         try:
             best, damaged = self.best.newest({})
         except RunFailedError as error:
@@ -91,6 +91,10 @@ class Checkpoints:
             self.best.quarantine({best.meta["step"]: COPIED})
             return self._restore_best()
         self.best.remove_others(keep=0)  # a killed run may have left more
+        here = self.meta.get("content_sha256", "")
+        there = best.meta.get("content_sha256", here)  # older ones have none
+        if there[len(there) // 2 :] != here[len(here) // 2 :]:  # the evaluation split's half
+            return None
         value = best.meta.get(self.primary_metric.name)  # None: the task had another one then
         return None if value is None else float(value)
 

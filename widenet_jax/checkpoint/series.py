@@ -455,4 +455,4 @@ def megabytes(count: int) -> str:
 
 def tree_bytes(tree: PyTree) -> int:
     """Sums the bytes of all arrays of a tree, or of the arrays that its shapes describe."""
-    return sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,6 +1,7 @@
 """A hash of the examples of a split, by which hosts find that they read different data."""
 
 import hashlib
+import re
 from functools import partial
 
 import numpy as np
@@ -56,9 +57,18 @@ def _digest(example: Example) -> bytes:
 
 
 def _bytes(value: object) -> bytes:
-    """Returns what tells a value from others; lists of arrays are of any lengths, as sentences."""
+    """Returns what tells a value from others; lists of arrays are of any lengths, as sentences.
+
+    It is the same in every process: neither addresses nor the order of a set are part of it.
+    """
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        value = value.tolist()
+    elif isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)
+    elif hasattr(value, "__array_interface__") and not isinstance(value, np.generic):
+        value = np.asarray(value)  # of Pillow's images
     if isinstance(value, np.ndarray):
         return f" {value.dtype} {value.shape} ".encode() + value.tobytes()
     if isinstance(value, list | tuple):
         return f" {len(value)} of".encode() + b"".join(map(_bytes, value))
-    return f" {value!r}".encode()
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", f" {value!r}").encode()

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import DataInfo
-from widenet_jax.files import STARTS, may_replace
+from widenet_jax.files import may_replace
 from widenet_jax.nn.attention.implementations import AUTO, candidate_for
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.hosts import on_every_host
@@ -34,8 +34,7 @@ def attention_of(
     if asked is None:
         return None, ""
     # A start that saved nothing may have had another model.
-    starts = [] if may_replace(workdir) else workdirs.earlier_starts(workdir / STARTS)
-    last: dict[str, Any] = starts[-1] if starts else {}
+    last: dict[str, Any] = {} if may_replace(workdir) else workdirs.last_start(workdir)
     before, candidate = (
         last.get("attention"),
         candidate_for(config.model.attention, devices[0].platform),

@@ -24,6 +24,7 @@ from widenet_jax.optim.build import gradient_norm
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run.runtime import read_batches, records_of_step
 from widenet_jax.run.stopping import Stop
+from widenet_jax.run.workdir import check_info
 from widenet_jax.sharding import gather_shared, global_batch, to_host
 from widenet_jax.step import precision_of
 from widenet_jax.typing import Array, Inputs, PyTree
@@ -39,7 +40,7 @@ def replay(experiment: Experiment, data: Data, workdir: epath.Path, stop: Stop) 
     the model is, and a module if its output is, without dropout or mixup.
 
     Raises:
-      BadInputError: no step of this run was kept for a replay.
+      BadInputError: no step of this run was kept for a replay, or on other data.
     """
     task, target = experiment.task, experiment.state
     items = {name: item for name, item in arrays_of(target).items() if name != "opt_state"}
@@ -47,6 +48,7 @@ def replay(experiment: Experiment, data: Data, workdir: epath.Path, stop: Stop) 
         kept, _ = series.newest(items, fingerprint=fingerprint(target.params), finite=False)
     if kept is None:
         raise BadInputError(f"--workdir={workdir}: no step of this run was kept for a replay")
+    check_info(kept.meta, experiment.data_info.info, workdir=workdir, extend=None)
     params, step = kept.items["params"], kept.meta["step"]
     with read_batches(experiment, data, step, step + 1) as batches:
         batch = global_batch(next(batches), experiment.mesh, experiment.config.batch_size)

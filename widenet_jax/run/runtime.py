@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from fractions import Fraction
 from functools import cache, partial
 from typing import Any
 
@@ -12,13 +13,14 @@ from etils import epath
 from widenet_jax.checkpoint.checkpoints import BEST, LAST, OF_LAST, Checkpoints
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.checkpoint.series import all_finite, check_space, tree_bytes
+from widenet_jax.config.durations import Interval
 from widenet_jax.data.blocks import check_bad, record_at, stream_at
 from widenet_jax.data.contract import Data
 from widenet_jax.data.pipeline import Batches, check_small_splits, reading, train_batches
 from widenet_jax.data.sources import overview
 from widenet_jax.errors import BadExampleError, RunFailedError, refuse_value
 from widenet_jax.experiment import Experiment, max_skipped_updates
-from widenet_jax.files import is_gone, is_remote, require_store
+from widenet_jax.files import is_gone, is_remote, read_object, require_store
 from widenet_jax.optim.build import averaged
 from widenet_jax.run import summary
 from widenet_jax.run import workdir as workdirs
@@ -116,12 +118,12 @@ class Runtime(ExitStack):
         self.state, meta = restored or (start(), {})
         notes.append(workdirs.check_info(meta, info, workdir=self.workdir, extend=extend))
         self.start_step = self.step = self.stop.saved = meta.get("step", 0)
-        check_agreement({"the restored step": self.step})
-        self.evaluation_due = meta.get("evaluation_due", False)  # a stop cut the evaluation off
+        self.evaluation_due = meta.get("evaluation_due", False) and not self._has_result()
+        check_agreement({"the restored step": (self.step, self.evaluation_due)})
         self.finished = self.is_over() and not self.evaluation_due
         self.skipped = int(self.state.skipped_updates)  # as far as they were reported
         self._check_skipped()
-        self._open(meta.get(OF_LAST))  # older checkpoints have none
+        self._open(meta)
 
         splits = (
             (config.data.train_split, self.data.train),
@@ -149,6 +151,11 @@ class Runtime(ExitStack):
             # Another start may have trained there since the first check.
             workdirs.check_workdir(self.workdir, self.config, mode="train")
 
+    def _has_result(self) -> bool:
+        """Returns whether an evaluation of `step` that a stop cut off was made by a later start."""
+        file = self.workdir / "result.json"
+        return file.exists() and read_object(file).get("steps") == self.step
+
     def _check_skipped(self) -> None:
         """Refuses a run that has skipped more updates than it may, as no step would train."""
         allowed = max_skipped_updates(self.config)
@@ -164,8 +171,11 @@ class Runtime(ExitStack):
         """Raises RunFailedError where no checkpoint is left of a run that must have had some."""
         records = JsonLines(self.workdir / "metrics.jsonl").read()
         last = max((record["step"] for record in records), default=0)
+        # The interval of the start that wrote them; an older run's is unknown.
+        before = workdirs.last_start(self.workdir).get("save_every")
+        every = Interval(Fraction(before)) if before else self.experiment.save_every
         # The second save begins only once the first is on disk.
-        saved_twice = self.experiment.save_every.count(last - 1) >= 2
+        saved_twice = every.count(last - 1) >= 2
         if saved_twice or (self.workdir / "result.json").exists():
             raise RunFailedError(
                 f"--workdir={self.workdir} has metrics up to step {last:,} and no checkpoint; "
@@ -173,11 +183,11 @@ class Runtime(ExitStack):
                 "--workdir"
             )
 
-    def _open(self, written: Mapping[str, Any] | None) -> None:
+    def _open(self, meta: Mapping[str, Any]) -> None:
         """Records the start in the workdir, and opens metrics and progress.
 
         Args:
-          written: see `MetricsWriter.resume`.
+          meta: of the checkpoint; {} in a new run.
 
         Raises: as the trackers of `MetricsWriter`, on all hosts.
         """
@@ -187,9 +197,14 @@ class Runtime(ExitStack):
         self.writer = on_every_host(MetricsWriter, place, config=fields)
         self.enter_context(closing(self.writer))
         if self.main_host:
-            attention = getattr(experiment.model.attention, "implementation", None)
-            workdirs.write_run(self.workdir, config, experiment.data_info.info, attention)
+            more = {"attention": getattr(experiment.model.attention, "implementation", None)}
+            more["total_steps"] = experiment.total_steps
+            more["save_every"] = float(experiment.save_every.steps)
+            workdirs.write_run(self.workdir, config, experiment.data_info.info, **more)
         again = ("eval",) if self.evaluation_due else ()
+        written = meta.get(OF_LAST)  # older checkpoints have none
+        if meta.get("evaluation_due") and not self.evaluation_due:
+            written = None  # the metrics have that evaluation, too
         self.writer.resume(self.step, again=again, written=written)
         length = {"total_steps": experiment.total_steps, "start_step": self.step}
         units = {"batch_size": config.batch_size, "unit": self.task.unit}

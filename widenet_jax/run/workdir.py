@@ -176,7 +176,11 @@ def missing_imports(workdir: str, config: ConfigDict) -> str:
 
 
 def check_info(
-    meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epath.Path, extend: bool = False
+    meta: Mapping[str, Any],
+    info: Mapping[str, Any],
+    *,
+    workdir: epath.Path,
+    extend: bool | None = False,
 ) -> str:
     """Compares the data that a checkpoint saw with the data that is there now.
 
@@ -184,7 +188,7 @@ def check_info(
       meta: of the checkpoint; {} in a new run.
       info: of the data that is there now.
       workdir: named in the message.
-      extend: whether the user has asked to continue on other examples (--extend).
+      extend: whether the user has asked to continue on other examples (--extend); None: cannot.
 
     Returns:
       A line where the examples are others; "" where all is the same.
@@ -194,7 +198,8 @@ def check_info(
     """
     odd = changed_fact(meta, info)
     if odd and not (odd == CONTENT and extend):
-        more = "; to continue this run on other examples add --extend" * (odd == CONTENT)
+        may = odd == CONTENT and extend is not None
+        more = "; to continue this run on other examples add --extend" * may
         raise BadInputError(
             f"--workdir={workdir} was trained on data with another {odd.removesuffix('_sha256')} "
             "than the data that it is given now; give that run's data, or name a new --workdir, in "
@@ -224,7 +229,7 @@ OLDER = ("class_names", "content_sha256", "pairs", "tokenizer", "unigram_entropy
 
 
 def write_run(
-    workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any], attention: str | None = None
+    workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any], **more: Any
 ) -> None:
     """Writes config.json, a file for each entry of `info`, and environment.json.
 
@@ -236,6 +241,7 @@ def write_run(
       workdir: of the run.
       config: of the run.
       info: what tasks need of the data: {"class_names": [...]} goes to class_names.json.
+      **more: on this start, for environment.json.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     file = workdir / "config.json"
@@ -250,7 +256,7 @@ def write_run(
         files.write_json(file, stored | {"duration": config.duration})
     for name, value in info.items():
         files.write_json(workdir / f"{name}.json", value)
-    start = environment() | {"attention": attention, "info": [*info]}
+    start = environment() | {"info": [*info], **more}
     files.write_json(starts, [*earlier_starts(starts), start])
 
 
@@ -261,6 +267,11 @@ def earlier_starts(path: epath.Path) -> list[dict]:
     except (ValueError, TypeError):
         say(f"warning: {path} is damaged; a new list of starts begins")
         return []
+
+
+def last_start(workdir: epath.Path) -> dict[str, Any]:
+    """Returns what environment.json has of the newest start; {} without one."""
+    return (earlier_starts(workdir / files.STARTS) or [{}])[-1]
 
 
 @contextmanager
@@ -348,13 +359,22 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
     stored = earlier["duration"]
     sizes = {"batch_size": config.batch_size, "num_examples": experiment.data_info.num_examples}
     before, now = to_steps(stored, field="config.duration", **sizes), experiment.total_steps
+    done = max(steps_in(workdir / LAST), default=0)
     there = f"duration: {stored!r} there, {config.duration!r} here, which is shorter"
     shorter = (
         f"holds a run of another config ({there}); a run can only become longer: repeat its config "
         "to resume it, or name a new --workdir"
     )
-    refuse_value(place, (now < before, shorter))
-    changes = changes_by_length(experiment, before, max(steps_in(workdir / LAST), default=0))
+    # Of fewer examples epochs have fewer steps. Without `extend`, `check_info` refuses them.
+    fewer = (
+        f"has trained {done:,} steps, and config.duration={config.duration!r} of the "
+        f"{sizes['num_examples']:,} examples that there are now is {now:,}; give a longer "
+        "--config.duration"
+    )
+    refuse_value(place, (now < before, shorter), (extend and now < done, fewer))
+    if extend:
+        before = last_start(workdir).get("total_steps", before)  # an older run's has none
+    changes = changes_by_length(experiment, before, done)
     change = "; ".join(changes.values())
     change += f". A run of {now:,} steps from the start would have had others"
     longer = (
@@ -362,7 +382,8 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
         f"{now:,}, with {' and '.join(changes)}: {change}. To continue like this add --extend"
     )
     refuse_value(place, (changes and not extend, longer))
-    return f"extended from {before:,} to {now:,} steps: {change}" if changes else ""
+    became = "extended" if now > before else "shortened"
+    return f"{became} from {before:,} to {now:,} steps: {change}" if changes else ""
 
 
 def changes_by_length(experiment: Experiment, before: int, done: int) -> dict[str, str]:
