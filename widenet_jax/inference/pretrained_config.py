@@ -66,11 +66,8 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
             config.model[name] = recipe[name]
             del beside[name]
         import_remembered(sections, source)
-        router, moe = (pretrained.get("moe") or {}).get("router"), beside.get("moe", {})
-        if router and not sizes.has_balance_loss(router["name"]):
-            moe.pop("losses", None)
-        if router and sizes.capacity_of_choice(router["name"], {}):
-            moe.pop("capacity_factor", None)
+        if moe := pretrained.get("moe"):
+            remove_unfit(beside.get("moe", {}), moe["router"]["name"])
         with config.unlocked():
             config.model = merged(pretrained, beside, config.init_from)
             if "imports" in sections:
@@ -85,6 +82,14 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
             f"blocks; {there}"
         )
     return config
+
+
+def remove_unfit(moe: dict[str, Any], router: str) -> None:
+    """Removes fields that do not go with a router from a recipe's `config.model.moe`."""
+    if not sizes.has_balance_loss(router):
+        moe.pop("losses", None)
+    if sizes.capacity_of_choice(router, {}):
+        moe.pop("capacity_factor", None)
 
 
 def completed(model: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:

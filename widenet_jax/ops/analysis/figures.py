@@ -150,6 +150,8 @@ def draw_shares(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None
     figure, axis = subplots(size=(7, 4.5))
     blocks = zip(usage.blocks, usage.sorted_shares, strict=True)
     plot_shares(axis, {f"block {block}": shares for block, shares in blocks})
+    if axis.get_yscale() == "linear":
+        axis.set_ylim(bottom=0)
     figure.suptitle(title, fontsize=10)
     figure.legend(loc="outside right center", fontsize=8)
     save(figure, out)
@@ -173,8 +175,6 @@ def plot_shares(axis: Axes, curves: Mapping[str, np.ndarray]) -> None:
         axis.axhline(100 / size, color="black", ls=":", lw=1)
     if wide:
         axis.set_yscale("log")
-    else:
-        axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set(
         xlabel="rank of the expert by its share (dotted: equal)", ylabel="share of the gates, %"
