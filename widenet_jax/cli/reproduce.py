@@ -109,8 +109,6 @@ def run(options: Options) -> int:
         begin(asked, directory, options)
         new, stopped = carry_out(asked, directory, workers=options.workers, command=command)
         measured |= new
-    if options.results:
-        kept.add(options.results, every, directory)
     from widenet_jax.papers import figures, report  # import JAX
 
     for one in experiments:
@@ -119,6 +117,8 @@ def run(options: Options) -> int:
     header, texts, contents = report.write_all(
         experiments, scale, wanted, measured, words_of(options), directory.path
     )
+    if options.results:  # after the tables, as others may have damaged the file meanwhile
+        kept.add(options.results, every, directory)
     text = "\n".join([header, "", *texts, f"tables and figures  {directory.path}"])
     show(options, {"scale": options.scale, "ran": header, "experiments": contents}, text)
     outcomes = [outcome for of in measured.values() for outcome in of.outcomes]

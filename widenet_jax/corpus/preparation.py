@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from multiprocessing import active_children, get_context
@@ -127,10 +128,12 @@ def prepare(
         finished.get("inputs_sha256") == [*map(inputs_sha256, preparation.units)]
     )
     if same and not options.overwrite:
-        with contextlib.suppress(BadInputError):  # a file is missing or damaged
+        try:
             for split in finished["splits"]:
                 preparation.open_split(options.out, split)
             return finished
+        except BadInputError as error:  # a file is missing or damaged
+            print(f"note: {error}; preparing the set again", file=sys.stderr, flush=True)
     overwrite = same or options.overwrite
     with records.new_set(options.out, overwrite=overwrite, settings=settings) as folder:
         if preparation.tokenizer:

@@ -56,6 +56,9 @@ def _digest(example: Example) -> bytes:
     return sha.digest()
 
 
+ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")  # in the repr of an object
+
+
 def _bytes(value: object) -> bytes:
     """Returns what tells a value from others; lists of arrays are of any lengths, as sentences.
 
@@ -71,4 +74,5 @@ def _bytes(value: object) -> bytes:
         return f" {value.dtype} {value.shape} ".encode() + value.tobytes()
     if isinstance(value, list | tuple):
         return f" {len(value)} of".encode() + b"".join(map(_bytes, value))
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", f" {value!r}").encode()
+    text = f" {value!r}"
+    return (text if isinstance(value, str | bytes) else ADDRESS.sub("", text)).encode()

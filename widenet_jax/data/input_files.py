@@ -115,12 +115,19 @@ def once(paths: Sequence[str]) -> list[str]:
 
 
 def check_apart(splits: Mapping[str, Iterable[str]], what: str) -> None:
-    """Raises BadInputError where two splits have a file in common, perhaps by a link."""
-    found = [(split, {*map(_real, paths)}) for split, paths in splits.items()]
+    """Raises BadInputError where splits share a file that is not empty, perhaps by a link."""
+    found = [
+        (split, {_real(path) for path in paths if not _is_empty(path)})
+        for split, paths in splits.items()
+    ]
     for (one, files), (other, others) in itertools.combinations(found, 2):
         for path in sorted(files & others)[:1]:
             same = f"{one} and {other}, which would have the same {what}"
             raise BadInputError(f"{path} is in two splits, {same}; leave it out of one of them")
+
+
+def _is_empty(path: str) -> bool:
+    return not is_remote(path) and os.path.isfile(path) and not os.path.getsize(path)
 
 
 def _real(path: str) -> str:

@@ -19,6 +19,7 @@ from preparing import ROOT, make_tar, refused, run, write
 
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.data.input_files import check_apart
 from widenet_jax.language.data.token_streams import open_stream
 
 
@@ -170,10 +171,12 @@ def test_a_file_is_read_once_and_for_one_split(tmp_path: Path, capsys, kind: str
     told = capsys.readouterr().err
     assert f"note: given twice, read once: {folder}\n" in told
     assert f"note: given twice, read once: {folder / 'train.txt'} and 1 more\n" in told
+    empty = str(write(tmp_path / "_SUCCESS", ""))
+    check_apart({"train": [empty], "valid": [empty]}, "text")
 
 
 @pytest.mark.parametrize("kind", ["stream", "text"])
-def test_the_same_command_mends_a_set(tmp_path: Path, kind: str):
+def test_the_same_command_mends_a_set(tmp_path: Path, capsys, kind: str):
     """Of a missing or a cut file; --overwrite prepares a whole set again, too."""
     out, options = tmp_path / "set", ["--tokenizer", FOLDER, "--workers=1"]
     options += ["--valid_per_mille=50"] if kind == "text" else []
@@ -186,6 +189,7 @@ def test_the_same_command_mends_a_set(tmp_path: Path, kind: str):
                 damage()
                 assert run(*command) == 0
                 assert path.read_bytes() == before[path]
+                assert "; preparing the set again" in capsys.readouterr().err
     times = {path: path.stat().st_mtime_ns for path in before}
     assert run(*command) == 0
     assert times == {path: path.stat().st_mtime_ns for path in before}

@@ -182,7 +182,7 @@ def read_tar(options: Options) -> Converted:
 
     Raises:
       BadInputError: an archive is damaged, or an image has no class; or --labels has neither an
-        image nor the class of its folder.
+        image nor a class with the name of the only folder.
     """
     labels_by_name = _read_labels(options.labels) if options.labels else {}
     listed = {*labels_by_name.values()}
@@ -191,14 +191,16 @@ def read_tar(options: Options) -> Converted:
     notes: list[str] = []
 
     def read(path: str) -> Images:
-        places, within = Counter(), set()
+        places, within, lost = Counter(), set(), None
         for member in _wanted(read_archive(path), Counter()):
             name, folder = _class_of(member, labels_by_name), _folder_of(member)
-            lost = options.labels and folder is not None and name not in listed
-            here = f"neither {Path(member.name).name} nor a class {name!r}; add a line"
-            refuse(member.where, (lost, f"--labels has {here}"))
+            if options.labels and folder is not None and name not in listed:
+                lost = lost or member
             places[name, folder] += 1
             within |= {str(Path(member.name).parent.parent)} - {member.is_archive}
+        if lost and len({folder for _, folder in places}) == 1:  # else folders are classes
+            here = f"neither {Path(lost.name).name} nor a class {_folder_of(lost)!r}; add a line"
+            refuse(lost.where, (True, f"--labels has {here}"))
         folders.update(places)
         if len(within) > 1 and not labels_by_name:
             where = f"{path}: classes lie in {names_text(sorted(within))}"
