@@ -65,6 +65,7 @@ def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None
     figure, axis = subplots(1, 1, size=(9, 1.4 + 0.4 * len(shown)))
     axis.axvspan(-experiment.margin, experiment.margin, color="0.9")
     plot_seeds(axis, {one.label: one.values for one in shown})
+    axis.margins(x=0.1)  # room for the marks
     for sign, mark in ((1, ">"), (-1, "<")):
         if places := [place for place, one in enumerate(shown) if one.paper == sign]:
             edge = [0.5 + 0.48 * sign] * len(places)  # of the axis, whatever its limits
@@ -77,7 +78,7 @@ def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None
         fontsize="medium",
     )
     if any(one.paper for one in shown):
-        figure.legend(loc="outside right center", fontsize="small")
+        figure.legend(loc="outside right center", fontsize="small", borderaxespad=0.2)
     save(figure, out)
 
 
