@@ -414,6 +414,7 @@ def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, ca
     assert [r["step"] for r in metrics_of(workdir, "eval")] == [3, 5, 8, 10]
 
 
+@pytest.mark.slow
 def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys, monkeypatch):
     """It is an error that names the image, or is skipped and counted, up to the allowed share."""
     monkeypatch.setattr(pipeline, "SMALL_SPLIT", 0)  # what a run with a large set meets

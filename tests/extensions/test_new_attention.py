@@ -40,6 +40,7 @@ class GatedRecurrence(nn.Module):
         return B * T * 3 * 2 * D * self.width
 
 
+@pytest.mark.slow
 def test_trains_and_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     half = jnp.full((1, 3, 1), 0.5)
     assert recurrence(half, jnp.array([[[8.0], [4.0], [2.0]]])).ravel().tolist() == [4, 4, 3]

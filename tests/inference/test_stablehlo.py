@@ -48,7 +48,16 @@ def code_in(readme: str) -> str:
     return textwrap.dedent("\n".join(lines))
 
 
-@pytest.mark.parametrize("dispatch", [*DISPATCHERS, "auto of a TPU"])
+USUAL = ("ragged", "auto of a TPU")  # without `--slow`
+
+
+@pytest.mark.parametrize(
+    "dispatch",
+    [
+        pytest.param(one, marks=[] if one in USUAL else pytest.mark.slow)
+        for one in (*DISPATCHERS, "auto of a TPU")
+    ],
+)
 def test_each_dispatch_predicts_the_same(monkeypatch: pytest.MonkeyPatch, dispatch: str):
     """Each example is computed alone under `jax.vmap`, for which JAX has no `ragged_dot`."""
     images = load_digits().images[:3, ..., None].astype(np.uint8) * 15
