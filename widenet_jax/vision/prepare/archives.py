@@ -200,7 +200,7 @@ def read_tar(options: Options) -> Converted:
             within |= {str(Path(member.name).parent.parent)} - {member.is_archive}
         if lost and len({folder for _, folder in places}) == 1:  # else folders are classes
             here = f"neither {Path(lost.name).name} nor a class {_folder_of(lost)!r}; add a line"
-            refuse(lost.where, (True, f"--labels has {here}"))
+            raise BadInputError(f"{lost.where}: --labels has {here}")
         folders.update(places)
         if len(within) > 1 and not labels_by_name:
             where = f"{path}: classes lie in {names_text(sorted(within))}"
