@@ -74,6 +74,7 @@ def test_the_accuracy_is_the_card_s(name: str, tmp_path: Path, capsys):
     if "WIDENET_DATA_DIR" not in os.environ:
         pytest.skip("needs WIDENET_DATA_DIR")
     path = convergence.packed({"test": "cifar10/test_9000.npz"}, str(tmp_path / "packed"))
+    capsys.readouterr()
     found = answered(capsys, evaluate.main, f"--workdir={name}", f"--config.data.path={path}")
     told = f"\n| in float16 | {found['top_1']:.2%} of {found['images']:,} images"
     assert found["images"] == 9000 and told in (SHIPPED / name / "README.md").read_text()
