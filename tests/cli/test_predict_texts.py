@@ -237,8 +237,9 @@ def test_files_of_scores(tmp_path: Path):
 REFUSED = [  # model, flags, part of the one line
     ("gone", [], "and one of these only"),
     ("gone", ["--text=a", "--fill=[MASK]"], "and one of these only"),
+    ("gone", ["x.jpg", "--overlay=o.jpg"], "'o.jpg' must be a file name that ends in .png"),
     ("gone", ["--fill=[MASK]", "--pair=b"], "--pair goes with --text=TEXT or files of texts"),
-    ("gone", ["--text=a", "--overlay=o"], "--overlay goes with image files"),
+    ("gone", ["--text=a", "--overlay=o.png"], "--overlay goes with image files"),
     ("reviews", ["--fill=a [MASK]"], 'for --fill="A [MASK] word" give the --workdir of a model of'),
     ("filler", ["x.jpg"], 'of the task masked_lm, which takes --fill="A [MASK] word"; '),
     ("reviews", ["x.csv", "--overlay=o.png"], "--overlay goes with image files"),

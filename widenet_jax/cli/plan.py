@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
-from widenet_jax.config.parser import Argv, Options, Parser, add_import_flag, positive, show
+from widenet_jax.config.parser import (
+    Argv,
+    Options,
+    Parser,
+    add_import_flag,
+    picture,
+    positive,
+    show,
+)
 from widenet_jax.errors import raise_first
 from widenet_jax.files import user_cache
 from widenet_jax.inference.pretrained_config import set_fields
@@ -53,7 +61,7 @@ def main(argv: Argv = None) -> int:
     measured = {"nargs": "?", "const": True, "metavar": "FILE"}
     what.add_argument("--calibrate", **measured, help="compare with measured times")
     add("--rows", nargs="+", metavar="NAME", help="with --calibrate: these workloads alone")
-    add("--out", metavar="FILE.png", help="with --calibrate: draw predicted / measured")
+    add("--out", type=picture, metavar="FILE.png", help="with --calibrate: draw the ratios")
     slices = {"nargs": "+", "default": ["v3-256"], "metavar": "DEVICES"}
     add(
         "--topology",

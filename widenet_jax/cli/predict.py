@@ -30,6 +30,7 @@ from widenet_jax.config.parser import (
     add_model_flags,
     exit_code_of,
     not_negative,
+    picture,
     positive,
     show,
 )
@@ -43,6 +44,7 @@ KINDS = {
     "text": {},
     "texts": {"action": "append"},
     "words": {"nargs": "*"},
+    "picture": {"type": picture},
     "float": {"type": float},
     "positive": {"type": positive},
     "not_negative": {"type": not_negative},

@@ -29,7 +29,7 @@ from typing import Any
 
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
-from widenet_jax.config.parser import Argv, Options, Parser, not_negative, positive, show
+from widenet_jax.config.parser import Argv, Options, Parser, not_negative, picture, positive, show
 from widenet_jax.corpus.readers import FORMATS
 from widenet_jax.errors import choose, refuse
 from widenet_jax.files import is_remote
@@ -80,7 +80,7 @@ def add_preview(commands: Any) -> None:
     view.set_defaults(work=preview)
     add = view.add_argument
     add("--config", metavar="FILE[:VARIANT]", required=True, help="whose images or texts to show")
-    add("--out", metavar="PNG", help="the file to write, for images")
+    add("--out", type=picture, metavar="FILE.png", help="the file to write, for images")
     add("--num", type=positive, default=6, metavar="N", help="images (rows), or texts")
     add("--draws", type=positive, metavar="N", help="augmentations of each (6), or masks (2)")
     add("--seed", type=not_negative, default=0)

@@ -28,7 +28,7 @@ from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, raise
 FIELD = "--config."
 Options = argparse.Namespace
 Argv = Sequence[str] | None  # the words after the program's name; None: sys.argv
-PLACES = ("DIR", "FILE", "FILE.png", "PNG", "PATH")  # metavars of files and directories
+PLACES = ("DIR", "FILE", "FILE.png", "PATH")  # metavars of files and directories
 OUTPUTS = {"out", "overlay", "predictions"}  # flags of files to write
 READER_GONE = 141  # what shells report of a process that SIGPIPE ended
 
@@ -205,6 +205,7 @@ positive = argument(
 checkpoint = argument(
     str, lambda text: text in ("last", "best") or text.isdecimal(), "last, best or a step"
 )
+picture = argument(str, lambda text: text.endswith(".png"), "a file name that ends in .png")
 seconds = argument(
     float, lambda text: 0 <= float(text) < threading.TIMEOUT_MAX, "a number of seconds"
 )

@@ -66,7 +66,7 @@ CLASSIFICATION = specs.TaskSpec(
         form="image files",
         flags={
             "files": specs.Flag("image files, folders, '*.jpg'", "FILE", "words"),
-            "--overlay": specs.Flag("draw expert choices over the images", "PNG"),
+            "--overlay": specs.Flag("draw expert choices over the images", "FILE.png", "picture"),
             "--out": specs.Flag("write the predictions to a .csv or .jsonl file", "FILE"),
         },
         run="widenet_jax.vision.predict:predict_images",
