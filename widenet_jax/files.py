@@ -4,10 +4,11 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
@@ -240,6 +241,15 @@ def write_text(path: epath.PathLike, text: str) -> None:
 def write_json(path: epath.PathLike, value: Any) -> None:
     """`write_text` of indented JSON."""
     write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def without_nan(value: Any) -> Any:
+    """Replaces non-finite numbers, which JSON cannot represent, by None."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def parse_json(text: str | bytes) -> Any:

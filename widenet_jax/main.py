@@ -32,7 +32,7 @@ from widenet_jax.errors import (
     check_range,
     first_line,
 )
-from widenet_jax.files import absolute
+from widenet_jax.files import absolute, without_nan
 from widenet_jax.inference.pretrained_config import config_file, set_fields
 from widenet_jax.nn.stack_settings import check_model
 from widenet_jax.run.stopping import Stop, end_process, say
@@ -257,7 +257,7 @@ def main(argv: Sequence[str]) -> int:
         end_process(f"stopped: {error}", stop.exit_code)  # readers may hang: run no destructors
     finally:
         stop.close()
-    print(json.dumps(result) if own.json else report(result, own.workdir), flush=True)
+    print(json.dumps(without_nan(result)) if own.json else report(result, own.workdir), flush=True)
     return 0
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from widenet_jax.config import parser as flags
@@ -57,6 +58,13 @@ def test_names_that_are_no_utf_8_are_printed(capsysbinary, monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert exit_code_of(lambda: print("a.jpg")) == 0
     assert sys.stdout.getvalue() == "a.jpg\n"
+
+
+def test_numbers_that_are_not_finite_are_null(capsys):
+    """JSON has none; Python's NaN and Infinity are errors to other readers."""
+    found = {"mean": np.float64("nan"), "interval": (float("-inf"), 1.0)}
+    flags.show(argparse.Namespace(json=True), {"over_seeds": [found]}, "")
+    assert capsys.readouterr().out == '{"over_seeds": [{"mean": null, "interval": [null, 1.0]}]}\n'
 
 
 def test_a_reader_who_has_left():

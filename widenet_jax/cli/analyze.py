@@ -36,7 +36,7 @@ def main(argv: Argv = None) -> int:
 
 
 def analyze(options: Options) -> None:
-    from widenet_jax.files import absolute, write_json
+    from widenet_jax.files import absolute, without_nan, write_json
     from widenet_jax.inference.trained import open_trained
     from widenet_jax.ops.analysis.report import analyze_model
 
@@ -45,7 +45,7 @@ def analyze(options: Options) -> None:
     out = absolute(options.out)
     out.mkdir(parents=True, exist_ok=True)
     result = analyze_model(trained, others, out, num_images=options.images)
-    write_json(out / "analysis.json", result)
+    write_json(out / "analysis.json", without_nan(result))
     show(options, result, report(result, options.out))
 
 

@@ -77,7 +77,7 @@ def main(argv: Argv = None) -> int:
 
 
 def evaluate(options: Options) -> None:
-    from widenet_jax.files import absolute, write_json
+    from widenet_jax.files import absolute, without_nan, write_json
     from widenet_jax.inference.pretrained import open_model
 
     trained = open_model(options.workdir, options.fields, checkpoint=options.checkpoint)
@@ -93,7 +93,7 @@ def evaluate(options: Options) -> None:
     work = evaluate_few_shot if options.shots else work
     rows = work(options, trained, result, out)
     if out:
-        write_json(out / "evaluation.json", result)
+        write_json(out / "evaluation.json", without_nan(result))
     rows = [("step", f"{trained.step:,}"), *loop_rows(trained.model.loop), *rows]
     show(options, result, text_table(rows))
 

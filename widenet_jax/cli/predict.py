@@ -35,7 +35,7 @@ from widenet_jax.config.parser import (
     show,
 )
 from widenet_jax.errors import BadArgumentError, BadInputError, raise_first
-from widenet_jax.files import absolute, find_model, is_remote, read_json, write_bytes
+from widenet_jax.files import absolute, find_model, is_remote, read_json, without_nan, write_bytes
 from widenet_jax.run.tables import csv_text
 from widenet_jax.specs import Flag, TaskSpec, resolve, task_spec, task_specs
 
@@ -153,7 +153,8 @@ def write_predictions(rows: Sequence[dict], out: str) -> None:
     class_1, probability_1, ..., or score.
     """
     if out.endswith(".jsonl"):
-        content = "".join(f"{json.dumps(rounded(row), ensure_ascii=False)}\n" for row in rows)
+        lines = (json.dumps(without_nan(rounded(row)), ensure_ascii=False) for row in rows)
+        content = "".join(f"{line}\n" for line in lines)
     else:
         flat = [
             {name: value for name, value in row.items() if name != "top"}

@@ -26,7 +26,7 @@ from widenet_jax.cli.plan import plan_line, plan_of
 from widenet_jax.cli.sweep import add_launch_flags, apart, handing_over
 from widenet_jax.config.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError, raise_first, refuse
-from widenet_jax.files import read_object, write_json
+from widenet_jax.files import read_object, without_nan, write_json
 from widenet_jax.ops.sweep.directory import Directory, check_finished
 from widenet_jax.ops.sweep.trials import MakeCommand, Status, Trial, check_shared, exit_code
 from widenet_jax.papers import kept
@@ -240,7 +240,7 @@ def print_runs(
         text = "\n   ".join([*lines, *commands])
         print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
     if as_json:
-        print(json.dumps({"runs": rows}))
+        print(json.dumps(without_nan({"runs": rows})))
         return
     count, done = sum(row["seeds"] for row in rows), sum(row["done"] or 0 for row in rows)
     total = total_text(rows) if scale.topologies else ""

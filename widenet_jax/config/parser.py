@@ -24,6 +24,7 @@ from widenet_jax.config.files import variant_options
 from widenet_jax.config.imports import import_files
 from widenet_jax.config.machine import NUMBERS, skip_absent_tpu
 from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, raise_first, similar
+from widenet_jax.files import without_nan
 
 FIELD = "--config."
 Options = argparse.Namespace
@@ -237,7 +238,7 @@ def add_model_flags(
 
 def show(options: Options, found: Any, text: str) -> None:
     """Prints what a command found: as JSON with --json, else the text for people."""
-    print(json.dumps(found, default=str) if options.json else text)
+    print(json.dumps(without_nan(found), default=str) if options.json else text)
 
 
 def exit_code_of(run: Callable[[], int | None]) -> int:

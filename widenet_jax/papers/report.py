@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.files import STARTS, read_json, write_json, write_text
+from widenet_jax.files import STARTS, read_json, without_nan, write_json, write_text
 from widenet_jax.papers import contrasts, figures, forced_routing, tables
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Run, Scale, run_of
-from widenet_jax.run.metrics import without_nan
 
 
 def provenance(measured: Measurements, command: Sequence[str]) -> dict[str, Any]:

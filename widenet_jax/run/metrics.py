@@ -6,7 +6,6 @@ byte. Times go to `timing.jsonl`, and to TensorBoard and W&B under `timing/`.
 
 import hashlib
 import json
-import math
 import os
 import sys
 import time
@@ -21,7 +20,7 @@ from etils import epath
 
 from widenet_jax.data.blocks import in_threads
 from widenet_jax.errors import BadInputError, RunFailedError, first_line, require
-from widenet_jax.files import absolute, is_remote, matching, parse_json, write_bytes
+from widenet_jax.files import absolute, is_remote, matching, parse_json, without_nan, write_bytes
 from widenet_jax.run.stopping import say
 
 Metrics = Mapping[str, object]
@@ -168,15 +167,6 @@ def is_kept(record: Mapping, last_step: int, again: Collection[str]) -> bool:
     if record["step"] == last_step:
         return record.get("split") not in again
     return record["step"] < last_step
-
-
-def without_nan(value: Any) -> Any:
-    """Replaces non-finite numbers, which JSON cannot represent, by None."""
-    if isinstance(value, Mapping):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TensorBoard:
