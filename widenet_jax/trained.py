@@ -77,16 +77,12 @@ class Predictions(NamedTuple):
     Attributes:
       key: of the rows in --json.
       rows: each with its lines for people.
-      more: further entries of --json.
-      text: for people, instead of the rows' lines.
       pictures: title and uint8 [h, w, C] of the images to draw.
       unreadable: a line for each input that could not be read.
     """
 
     key: str
     rows: list[tuple[dict[str, Any], list[str]]]
-    more: Mapping[str, Any] = {}
-    text: str = ""
     pictures: Sequence[tuple[str, np.ndarray]] = ()
     unreadable: Sequence[str] = ()
 

@@ -78,7 +78,7 @@ def test_classes_of_texts(reviews_run: Path, capsys):
     assert text == "good" and answer.endswith("%  positive")
 
 
-def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypatch):
+def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypatch, capsys):
     """Each row as by --text, with its place; rows without a text are listed."""
     monkeypatch.setattr("widenet_jax.text.predict.AT_ONCE", 2)
     monkeypatch.chdir(tmp_path)
@@ -112,6 +112,11 @@ def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypa
         "new.jsonl row 2: text=' ' is empty: give a text",
         "new.jsonl row 3: text=5 is no text: give a text",
     ]
+
+    flags = [f"--workdir={reviews_run}", "new.jsonl", "--text_column=review", "--json"]
+    assert predict.main(flags) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert len(answer["texts"]) == 2 and answer["unreadable"] == unreadable
 
     Path("both.tsv").write_text("sentence1\tsentence2\nthe day\twas good\n")
     (both,), _ = found("both.tsv", model="pairs")

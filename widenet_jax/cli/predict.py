@@ -126,7 +126,8 @@ def predict(options: Options) -> None:
     except BadArgumentError as error:
         own = f"--{error.name}" in spec.predict.flags
         raise error.of_flag(error.name if own else flag.lstrip("-")) from None
-    rows, text = [row for row, _ in result.rows], result.text
+    rows, bad = [row for row, _ in result.rows], result.unreadable
+    text = "\n".join(line for _, lines in result.rows for line in lines)
     if options.out:
         write_predictions(rows, options.out)
         text = f"{options.out}: {len(rows):,} {result.key}"
@@ -136,10 +137,9 @@ def predict(options: Options) -> None:
         draw_overlay(trained, drawn, options.overlay)
         print(f"wrote {options.overlay}", file=sys.stderr)
     if rows:
-        place = {"workdir": options.workdir, "step": trained.step}
-        lines = [line for _, lines in result.rows for line in lines]
-        show(options, place | {result.key: rows} | result.more, text or "\n".join(lines))
-    if len(bad := result.unreadable) > 1:
+        found = {"workdir": options.workdir, "step": trained.step, result.key: rows}
+        show(options, found | {"unreadable": bad}, text)
+    if len(bad) > 1:
         print(*bad, sep="\n", file=sys.stderr)
         count = f"{len(bad):,} of {len(bad) + len(rows):,} {result.key}"
         bad = [f"{count} cannot be read; they are named above"]

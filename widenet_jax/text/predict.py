@@ -226,7 +226,7 @@ def of_texts(options: Namespace, trained: Trained, find: Callable, named: Callab
             wholes.append(whole_length(*map(encode, texts)))
             found.append((row | columns, [*place, *texts, *lines]))
     say_cut(wholes, trained)
-    return Predictions("texts", found, {}, "", (), unreadable)
+    return Predictions("texts", found, unreadable=unreadable)
 
 
 def say_cut(wholes: Sequence[int], trained: Trained) -> None:

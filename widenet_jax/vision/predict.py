@@ -89,7 +89,7 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
                 )
             name = os.fsencode(Path(path).name).decode(errors="replace")
             pictures.append((f"{name}\n{top[0]['class']} {top[0]['probability']:.0%}", picture))
-    return Predictions("images", rows, {"unreadable": unreadable}, "", pictures, unreadable)
+    return Predictions("images", rows, pictures, unreadable)
 
 
 def image_paths(names: Sequence[str]) -> Iterator[str]:
