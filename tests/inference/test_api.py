@@ -80,8 +80,8 @@ def test_images_in_every_form(opened, tmp_path: Path, monkeypatch):
     model, file = opened("images"), tmp_path / "digit.png"
     assert "/export', classification, WideNet: 2 blocks of width 32" in repr(model)
     Image.fromarray(DIGITS[0]).save(file)
-    forms = [file, str(file), Image.open(file).convert("RGBA"), DIGITS[0], DIGITS[0][..., None],
-             np.stack([DIGITS[0]] * 3, axis=-1)]  # fmt: skip
+    forms = [file, str(file), file.read_bytes(), Image.open(file).convert("RGBA"), DIGITS[0],
+             DIGITS[0][..., None], np.stack([DIGITS[0]] * 3, axis=-1)]  # fmt: skip
     apply = jax.jit(lambda x: model.module.apply({"params": model.params}, x, train=False)[0][0])
     images = DIGITS[:, None, ..., None].astype(np.float32) / 127.5 - 1
     probs = [np.asarray(jax.nn.softmax(apply({"image": image}))) for image in images]
@@ -140,6 +140,8 @@ MISTAKES = [
     ("images", lambda m: m.predict(["no.jpg"]), "no.jpg: No such file"),
     ("images", lambda m: m.predict([DIGITS[0] / 1.0]), r"an array float64 \[8, 8, 1\]; give a pa"),
     ("images", lambda m: m.predict(DIGITS, top=0), "top=0 must be a whole number of at least 1"),
+    ("images", lambda m: m.predict(b"\xff\xd8"), r"\(bytes\) is one image: give a list"),
+    ("images", lambda m: m.predict([b"GIF"]), "the bytes of an image: no JPEG, PNG"),
     ("images", lambda m: m.predict(np.zeros((8, 8, 3), np.uint8)), r"\(8x8x3\) is one image: giv"),
     ("images", lambda m: m.predict(DIGITS, ["a"]), "export classifies images: leave pairs out"),
     ("images", lambda m: m.fill(["a [MASK]"]), r"no fill\(\); use predict\(\) or features\(\)"),

@@ -117,8 +117,9 @@ class Model:
         """Classifies images or texts.
 
         Args:
-          inputs: of an image model, paths, images of Pillow, or arrays uint8 [height, width, 3] or
-            [height, width], of any size: they are cropped as in evaluation. Of a text model, texts.
+          inputs: of an image model, paths, bytes of files, images of Pillow, or arrays uint8
+            [height, width, 3] or [height, width], of any size: they are cropped as in evaluation.
+            Of a text model, texts.
           pairs: the second text of each example, where the model was trained on pairs.
           top: classes to list.
 

@@ -13,16 +13,16 @@ import numpy as np
 from PIL import Image
 
 from widenet_jax.data.blocks import tried
-from widenet_jax.data.labelled import checked_pixels, left_out_text
+from widenet_jax.data.labelled import left_out_text
 from widenet_jax.errors import BadInputError, refuse
 from widenet_jax.files import absolute, is_remote
 from widenet_jax.trained import Predictions, Trained, best, classifier, shares
-from widenet_jax.vision.data.files import decode, read_pillow
-from widenet_jax.vision.data.folders import files_below, read_photo
+from widenet_jax.vision.data.files import decode
+from widenet_jax.vision.data.folders import files_below
+from widenet_jax.vision.data.objects import stored_image
 from widenet_jax.vision.data.transforms import build_transforms
 
-# A file, an image of Pillow, or uint8 [H, W, 3] (RGB), [H, W, 1] or [H, W].
-Picture = str | os.PathLike[str] | Image.Image | np.ndarray
+Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray  # see `stored_image`
 
 
 def picture_of(image: Picture, trained: Trained) -> np.ndarray:
@@ -33,14 +33,11 @@ def picture_of(image: Picture, trained: Trained) -> np.ndarray:
       BadInputError: an array of another type or shape.
     """
     turn = trained.config.augment.exif_orientation
-    if isinstance(image, str | os.PathLike):
-        path = os.fspath(image)
-        pixels = decode(read_photo(path), path, exif_orientation=turn)
-    elif isinstance(image, Image.Image):
-        pixels = read_pillow(image, turn)
-    else:
-        pixels = checked_pixels(image)
-        pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+    pixels = stored_image(image, turn)
+    if isinstance(pixels, bytes):
+        where = "the bytes of an image" if isinstance(image, bytes) else os.fspath(image)
+        pixels = decode(pixels, where, exif_orientation=turn)
+    pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
     if trained.task.image_shape[2] == 1:
         pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)[..., None]
     _, transform = build_transforms(trained.config.augment, trained.config.data.image_size)
@@ -56,8 +53,8 @@ def rows_of(
       BadInputError: one image stands for a list of them, or there are pairs.
     """
     shape = getattr(images, "shape", ())
-    if isinstance(images, Image.Image) or (len(shape) == 3 and shape[2] in (1, 3)):
-        size = "x".join(map(str, shape or images.size))
+    if isinstance(images, bytes | Image.Image) or (len(shape) == 3 and shape[2] in (1, 3)):
+        size = "x".join(map(str, shape or getattr(images, "size", ["bytes"])))
         raise BadInputError(f"the input ({size}) is one image: give a list, as in [image]")
     refuse(f"{trained.place} classifies images", (pairs is not None, "leave pairs out"))
     return ({"image": picture_of(image, trained)} for image in images)

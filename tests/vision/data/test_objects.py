@@ -122,6 +122,7 @@ class Failing(list):
         # The model that is built for the first image would fail at another, in a run's middle.
         ([ZERO, (COLOURS, 1)], [], "data[1]: an image with 3 channels, and data[0] has 1"),
         ([(b"", 0), ONE], [], "data[1]: an image with 1 channels, and data[0] has 3"),
+        ([ZERO, (b"", 1)], [], "data[1]: an image with 3 channels, and data[0] has 1"),
         ([ZERO, ONE], [(COLOURS, 0)], "eval_data[0]: an image with 3 channels, and data[0] has 1"),
         ([(GREY, "cat")], [(GREY, "cow")], "eval_data[0] has the label 'cow', none of the 1"),
         ([(GREY, "cat"), (GREY, "dog")], [ZERO], "eval_data[0] has the label 0, none of the 2"),

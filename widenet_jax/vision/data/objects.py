@@ -19,15 +19,15 @@ from widenet_jax.vision.data.folders import read_photo
 class Objects(LabelledImages):
     """A split whose example i is (image, label), as `examples[i]` of a user's object.
 
-    Or it is a dict with both, as of tfds.data_source. An image is a path, the bytes of a file, an
-    image of Pillow, or uint8 [H, W, 3], [H, W, 1] or [H, W]. A label is a class's name or number.
+    Or it is a dict with both, as of tfds.data_source. An image is as of `stored_image`. A label is
+    a class's name or number.
 
     Attributes:
       name: of the argument that the user gave, for messages.
       examples: with a length, readable by index from several threads.
       class_names: of the labels, in their order; given as the labels have them.
       by_place: whether a label may be the place of its class, if the names are no numbers.
-      channels: that each array must have.
+      channels: that each image must have.
       upright: whether images of Pillow are turned as their EXIF says.
     """
 
@@ -64,26 +64,36 @@ class Objects(LabelledImages):
                 f"{len(self.class_names)} classes ({names_text(self.class_names)})"
             )
         with naming(self.describe(index)):
-            return {"image": self._stored(image), "label": self._numbers[label]}
+            stored = stored_image(image, self.upright)
+            channels = 3 if isinstance(stored, bytes) else stored.shape[2]
+            if channels != self.channels:
+                raise BadInputError(
+                    f"an image with {channels} channels, and data[0] has {self.channels}; give "
+                    "all images as many (files and images of Pillow have 3)"
+                )
+        return {"image": stored, "label": self._numbers[label]}
 
     def describe(self, index: int) -> str:
         return f"{self.name}[{index}]"
 
-    def _stored(self, image: Any) -> bytes | np.ndarray:
-        """Returns the bytes of a file, or uint8 [H, W, 1 or 3]."""
-        if isinstance(image, str | os.PathLike):
-            return read_photo(image)
-        if hasattr(image, "convert"):  # Pillow's
-            return read_pillow(image, self.upright)
-        if isinstance(image, bytes):
-            return image
-        pixels = checked_pixels(image)
-        if pixels.shape[2] != self.channels:
-            raise BadInputError(
-                f"an image with {pixels.shape[2]} channels, and data[0] has {self.channels}; "
-                "give all images as many (files and images of Pillow have 3)"
-            )
-        return pixels
+
+def stored_image(image: Any, upright: bool) -> bytes | np.ndarray:
+    """Returns the bytes of an image's file, or its pixels, uint8 [H, W, 1 or 3].
+
+    Args:
+      image: a path, the bytes of a file, an image of Pillow, or uint8 [H, W, 3], [H, W, 1] or
+        [H, W].
+      upright: whether an image of Pillow is turned as its EXIF says.
+
+    Raises:
+      BadExampleError: the file or Pillow's image cannot be read.
+      BadInputError: an array of another type or shape.
+    """
+    if isinstance(image, str | os.PathLike):
+        return read_photo(image)
+    if hasattr(image, "convert"):  # Pillow's
+        return read_pillow(image, upright)
+    return image if isinstance(image, bytes) else checked_pixels(image)
 
 
 @contextlib.contextmanager
