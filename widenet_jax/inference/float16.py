@@ -7,7 +7,7 @@ import numpy as np
 
 from widenet_jax.errors import BadInputError, raise_first
 from widenet_jax.inference.exported import as_float32
-from widenet_jax.inference.over_source import metrics_over_source
+from widenet_jax.inference.over_source import evaluated
 from widenet_jax.inference.trained import without_adapters
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run.stopping import say
@@ -60,5 +60,5 @@ def compare(opened: Trained, rounded: PyTree) -> str:
 
 def primary_of(trained: Trained) -> str:
     """Returns the primary metric over the evaluation split, with its interval if it has one."""
-    metrics, *_ = metrics_over_source(trained)
+    metrics, *_ = evaluated(trained)
     return primary_text(result_metrics(metrics, trained.task))

@@ -104,6 +104,19 @@ def real_token_mask(
     return jnp.broadcast_to(mask.reshape(shape[0], -1), shape)
 
 
+def evaluated(
+    trained: Trained, opened: tuple[Source, Any] | None = None
+) -> tuple[dict[str, float], Evaluation, Source]:
+    """Evaluates the task over a source; returns its metrics, the totals and the source.
+
+    Args and errors: as of `metrics_over_source`.
+    """
+    source, transform = opened or open_source(trained)
+    evaluate = partial(evaluate_batch, trained.model, trained.task)
+    totals = totals_over_source(trained, evaluate, source, transform)
+    return trained.task.summarize(totals.sums, totals.rows, source), totals, source
+
+
 def metrics_over_source(
     trained: Trained, opened: tuple[Source, Any] | None = None
 ) -> tuple[dict[str, float], dict[str, Any], dict[str, np.ndarray], Source]:
@@ -120,15 +133,11 @@ def metrics_over_source(
     Raises:
       BadInputError: as `open_source`.
     """
-    source, transform = opened or open_source(trained)
-
+    metrics, totals, source = evaluated(trained, opened)
     info, stream = {**trained.info, **source.info}, stream_info(source, source)
     example = resolve(task_spec(trained.config.task.name).example)(trained.config, trained.params)
     data_info = DataInfo(0, example, info, stream)
     task = build_task(trained.config, data_info)  # with this set's baseline
-    evaluate = partial(evaluate_batch, trained.model, trained.task)
-    totals = totals_over_source(trained, evaluate, source, transform)
-    metrics = trained.task.summarize(totals.sums, totals.rows, source)
     if message := unbeaten(task, metrics):
         say(f"warning: {message}")
     others = {"baseline": task.baseline._asdict()} if task.baseline else {}

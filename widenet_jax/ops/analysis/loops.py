@@ -18,13 +18,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.fields import override
 from widenet_jax.errors import BadInputError
-from widenet_jax.experiment import evaluate_batch
-from widenet_jax.inference.over_source import (
-    open_source,
-    real_token_mask,
-    sums_over_source,
-    totals_over_source,
-)
+from widenet_jax.inference.over_source import evaluated, real_token_mask, sums_over_source
 from widenet_jax.inference.trained import build_for
 from widenet_jax.nn.loop_settings import LoopSettings
 from widenet_jax.ops.analysis.captured import routed_blocks, states, token_routing
@@ -171,9 +165,7 @@ def loss_of(trained: Trained, change: str) -> tuple[str, float]:
     config = override(config, [f"--config.model.loop.{change}"])
     task, model, _ = build_for(config, trained.info, trained.params)
     changed = dataclasses.replace(trained, config=config, task=task, model=model)
-    source, transform = open_source(changed)
-    totals = totals_over_source(changed, partial(evaluate_batch, model, task), source, transform)
-    metrics = task.summarize(totals.sums, totals.rows, source)
+    metrics, *_ = evaluated(changed)
     name = next((loss for loss in LOSSES if loss in metrics), task.primary_metric.name)
     return name, float(metrics[name])
 
