@@ -20,14 +20,7 @@ from uuid import uuid4
 
 from etils import epath
 
-from widenet_jax.errors import (
-    BadInputError,
-    NoAccessError,
-    first_line,
-    known_names,
-    refuse,
-    require,
-)
+from widenet_jax.errors import first_line, known_names, refuse, refusing, require
 
 SHIPPED = epath.Path(__file__).parent / "inference" / "weights"  # exports, by name
 EXPORT = "export.json"  # of a directory that export.py wrote
@@ -262,13 +255,9 @@ def parse_json(text: str | bytes) -> Any:
 
 def read_json(path: epath.Path) -> Any:
     """Reads a JSON file; raises BadInputError if it is missing or damaged."""
-    try:
+    advice = "; copy or export it again"
+    with refusing(f"{path}: cannot be read", OSError, ValueError, advice=advice):
         return parse_json(path.read_text())
-    except NoAccessError:
-        raise
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise BadInputError(f"{path}: {reason}; copy or export it again") from None
 
 
 def read_object(path: epath.Path) -> dict[str, Any]:

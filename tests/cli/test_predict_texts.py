@@ -128,7 +128,7 @@ def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypa
         (["--text=a", "--text_column=a"], "--text_column and --pair_column go with files of"),
         (["new.txt", "--text_column=a"], "new.txt has a text a line and no columns"),
         (["photo.jpg"], "photo.jpg: no file of texts; there are .tsv, .csv, .json, .jsonl, "),
-        (["no.csv"], "no.csv: No such file"),
+        (["no.csv"], "no.csv: cannot be opened .No such file"),
     ):
         refuses(message, found, *flags)
     refuses("trained on pairs of texts: give a pair for each text", found, "new.txt", model="pairs")

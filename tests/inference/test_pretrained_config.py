@@ -168,7 +168,7 @@ def test_the_command_line_of_a_run(tmp_path):
     [
         (None, "no model and no weights there; give the workdir of a"),
         ("{", "Expecting property name"),
-        ("[" * 100_000, r"config\.json: nested too deep"),
+        ("[" * 100_000, r"config\.json: cannot be read .nested too deep"),
         ("[]", "or public weights of a ViT, BERT or ALBERT, or"),
         ('{"model_type": "vit"}', "no model and no weights there; give the workdir of a"),
         ('{"model_type": "roberta"}', "no model and no weights there; give the workdir of a"),

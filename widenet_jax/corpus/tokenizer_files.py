@@ -154,10 +154,8 @@ def from_sentencepiece(
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto()
-    try:
+    with refusing(f"{where}: damaged, or not a sentencepiece model", DecodeError):
         model.ParseFromString(content)
-    except DecodeError:
-        raise BadInputError(f"{where}: damaged, or not a sentencepiece model") from None
     trainer, spec = model.trainer_spec, model.normalizer_spec
     other = not model.pieces or trainer.model_type not in (trainer.UNIGRAM, trainer.BPE)
     spaces = trainer.treat_whitespace_as_suffix or not spec.remove_extra_whitespaces

@@ -79,13 +79,8 @@ def open_input(path: str) -> BinaryIO:
 
     It may lie on an object store.
     """
-    if is_remote(path):
-        with refusing(f"{path}: cannot be opened", OSError):
-            return epath.Path(path).open("rb")
-    try:
-        return open_regular(path)
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}") from None
+    with refusing(f"{path}: cannot be opened", OSError):
+        return epath.Path(path).open("rb") if is_remote(path) else open_regular(path)
 
 
 def read_input(path: str | os.PathLike) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 from etils import epath
 
 from widenet_jax.config.files import load_config
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refusing
 from widenet_jax.files import STARTS, absolute, parse_json, read_json, write_json, write_text
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.sweep.directory import Directory
@@ -31,13 +31,12 @@ def read(path: str, trials: Iterable[Trial]) -> list[dict[str, Any]]:
     """
     file, lines, wanted = absolute(path), [], {trial.name: trial for trial in trials}
     for number, text in enumerate(file.read_text().splitlines() if file.exists() else (), 1):
-        try:
+        damaged = f"--results={file}, line {number}: damaged"
+        with refusing(damaged, ValueError, TypeError, KeyError, AttributeError):
             line = parse_json(text)
             if lacking := KEYS - line.keys():
-                raise KeyError(", ".join(sorted(lacking)))
+                raise ValueError(f"without {', '.join(sorted(lacking))}")
             name, choices, fields = line["trial"], line["choices_sha256"], of_result(line["fields"])
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise BadInputError(f"--results={file}, line {number}: damaged ({error!r})") from None
         if choices != CHOICES_SHA256:
             raise BadInputError(
                 f"--results={file}, line {number}: run under other choices than claims.toml has "

@@ -90,11 +90,17 @@ def test_their_config():
             "hidden_act='swish' is not an activation of our models; they have",
         ),
         ({"hidden_act": []}, "hidden_act=[] is not an activation"),
-        ({"layer_norm_eps": "small"}, "could not convert string to float"),
-        ({"layer_norm_eps": float("nan")}, "num_attention_heads=2 or layer_norm_eps=nan is wrong"),
-        ({"num_attention_heads": None}, "num_attention_heads=None or layer_norm_eps="),
-        ({"num_attention_heads": 2.5}, "num_attention_heads=2.5 or layer_norm_eps="),
-        ({"num_attention_heads": float("inf")}, "num_attention_heads=inf or layer_norm_eps="),
+        ({"layer_norm_eps": "small"}, "damaged (could not convert string to float"),
+        (
+            {"layer_norm_eps": float("nan")},
+            "damaged (num_attention_heads=2 or layer_norm_eps=nan is",
+        ),
+        ({"num_attention_heads": None}, "damaged (num_attention_heads=None or layer_norm_eps="),
+        ({"num_attention_heads": 2.5}, "damaged (num_attention_heads=2.5 or layer_norm_eps="),
+        (
+            {"num_attention_heads": float("inf")},
+            "damaged (num_attention_heads=inf or layer_norm_eps=",
+        ),
     ],
 )
 def test_values_that_our_models_do_not_have(change: dict, line: str):

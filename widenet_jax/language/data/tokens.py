@@ -12,7 +12,7 @@ from widenet_jax.corpus import lost_text
 from widenet_jax.corpus.inputs import Passage
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.input_files import bytes_in
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refusing
 from widenet_jax.files import file_sha256, is_remote
 
 BYTE_VALUES = 256  # the vocabulary of a byte model
@@ -156,12 +156,8 @@ class WordCount:
 
 def file_size(path: str) -> int:
     """Returns the size of a file in bytes; raises BadInputError unless it can be read."""
-    try:
+    with refusing(f"{path}: cannot be read", OSError):
         return bytes_in(path)
-    except OSError as error:
-        raise BadInputError(
-            f"{path}: cannot be read ({error.strerror or str(error) or 'no answer'})"
-        ) from None
 
 
 def sample_sha256(path: str) -> str:

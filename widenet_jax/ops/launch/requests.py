@@ -18,7 +18,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import find_config
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.errors import BadInputError, RunFailedError, refusing
 from widenet_jax.files import SHIPPED, check_store, find_model
 from widenet_jax.ops.plan.topology import Topology
 
@@ -244,10 +244,8 @@ def split_words(flag: str, text: str) -> list[str]:
     Raises:
       BadInputError: a quote is not closed.
     """
-    try:
+    with refusing(f"{flag}={text}: cannot be split into words", ValueError):
         return shlex.split(text)
-    except ValueError as error:
-        raise BadInputError(f"{flag}={text}: {error}") from None
 
 
 def split_gcloud_flags(text: str) -> tuple[str, ...]:

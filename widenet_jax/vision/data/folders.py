@@ -18,7 +18,7 @@ from widenet_jax.data.input_files import read_input, read_regular
 from widenet_jax.data.records import MANIFEST
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
 from widenet_jax.data.splits import check_split, names_in, slice_of
-from widenet_jax.errors import BadExampleError, BadInputError, check_range, refuse
+from widenet_jax.errors import BadExampleError, BadInputError, check_range, refuse, refusing
 from widenet_jax.files import STARTS, is_remote, require_store
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -360,10 +360,8 @@ def _has_classes(folder: Path) -> bool:
 
 def _entries(folder: Path) -> list[os.DirEntry]:
     """Lists the entries of a folder; raises BadInputError where it cannot."""
-    try:
+    with refusing(f"{folder}: cannot be listed", OSError):
         return list(os.scandir(folder))
-    except OSError as error:
-        raise BadInputError(f"{folder}: cannot be listed ({error.strerror})") from None
 
 
 def _subfolders(folder: Path) -> list[str]:

@@ -13,10 +13,10 @@ Sources: modeling_vit.py, configuration_vit.py, activations.py and image_process
 transformers.
 """
 
-import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import cv2
@@ -26,7 +26,7 @@ from etils import epath
 
 from widenet_jax import param_names
 from widenet_jax.config.names import activation_of
-from widenet_jax.errors import BadInputError, refuse
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import read_object
 from widenet_jax.vision.weights import PRE_NORM
 from widenet_jax.vision.weights.layouts import QKV, Layout, fold_layer_scales, from_layout
@@ -112,13 +112,10 @@ def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     return {"attention": attention, "norm_epsilon": epsilon, "activation": activation, **PRE_NORM}
 
 
-@contextlib.contextmanager
-def downloaded(source: str) -> Iterator[None]:
+def downloaded(source: str) -> AbstractContextManager[None]:
     """Names a file with values of other kinds than the library writes."""
-    try:
-        yield
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:  # of 400 digits
-        raise BadInputError(f"{source}: {error}; download it again") from None
+    kinds = (AttributeError, TypeError, ValueError, OverflowError)  # the last of 400 digits
+    return refusing(f"{source}: damaged", *kinds, advice="; download it again")
 
 
 def fold_pixels(params: dict, preprocessor: Mapping[str, Any], *, source: str) -> tuple[dict, str]:
