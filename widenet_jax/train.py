@@ -20,9 +20,9 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
 from widenet_jax.config.imports import import_files, remember
-from widenet_jax.data.foreign import try_objects
+from widenet_jax.data.foreign import wrong_arguments
 from widenet_jax.data.sources import open_data
-from widenet_jax.errors import naming_arguments
+from widenet_jax.errors import naming_arguments, raise_first
 from widenet_jax.evaluation import evaluate, evaluate_newest
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute, is_remote, require_store
@@ -171,10 +171,8 @@ def train(
     Raises: as `run` does; never SystemExit.
     """
     from widenet_jax.inference.pretrained_config import set_fields
-    from widenet_jax.run.arguments import check_arguments
 
-    check_arguments(config, fields or {}, on_evaluation)
-    try_objects(data, eval_data)
+    raise_first(wrong_arguments(config, fields or {}, on_evaluation, data, eval_data))
     paths = import_files(imports, flag="imports")
     config = load_config(config) if isinstance(config, str) else copy.deepcopy(config)
     remember(config, paths)

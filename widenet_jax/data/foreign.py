@@ -1,16 +1,19 @@
-"""What users hand over as data: their objects, and sources and streams of their own.
+"""What users hand over: arguments of `widenet_jax.train`, sources and streams of their own.
 
 Each is tried once, where it enters. What a single example may be wrong with is a `BadExampleError`
 of the code that reads it, so that a run can skip it.
 """
 
+import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
+from widenet_jax.config.fields import wrong_types
 from widenet_jax.data.contract import OF_THE_RUN
 from widenet_jax.data.labelled import check_class_names
 from widenet_jax.errors import BadInputError, first_line, raise_first
@@ -21,12 +24,21 @@ STREAM_PARTS = ("read_windows", "bytes_per_token", "words_per_token", "text")
 TAKEN = OF_THE_RUN | {"environment", "result"}  # keys of no `info`
 
 
-def try_objects(data: Any, eval_data: Any) -> None:
-    """Tries what `widenet_jax.train` is given; raises BadInputError unless both are sequences."""
-    raise_first(_wrong_with_objects(data, eval_data))
-
-
-def _wrong_with_objects(data: Any, eval_data: Any) -> Iterator[str]:
+def wrong_arguments(
+    config: Any, fields: Any, on_evaluation: Any, data: Any, eval_data: Any
+) -> Iterator[str]:
+    """Yields a line for each argument that `widenet_jax.train` cannot take."""
+    if not isinstance(config, str | ConfigDict):
+        kind = type(config).__name__
+        yield f"config is {kind}; give a ConfigDict, or a file as configs/digits.py"
+    if isinstance(config, ConfigDict):
+        yield from wrong_types(config)
+    if not isinstance(fields, Mapping):
+        yield f"fields is {type(fields).__name__}; give a dict, as {{'duration': '2 epochs'}}"
+    try:
+        inspect.signature(on_evaluation).bind(0, {})
+    except (TypeError, ValueError) as error:
+        yield f"on_evaluation takes a step and metrics: {error}"
     if (data is None) != (eval_data is None):
         yield "give both data and eval_data, or neither"
     for name, one in {"data": data, "eval_data": eval_data}.items() if data is not None else ():
