@@ -40,8 +40,8 @@ from widenet_jax.language.data.tokens import (
     Tokens,
     WordCount,
     file_size,
-    id_type,
     sample_sha256,
+    token_dtype,
 )
 
 KIND = "stream"
@@ -224,7 +224,7 @@ def in_memory(encoder: Encoder, text: Iterable[Passage]) -> tuple[Tokens, dict[s
         if passage.last:
             words.end_document()
         size += len(passage.text)
-    held = np.concatenate([*parts, np.zeros(0, id_type(encoder.vocab_size))])
+    held = np.concatenate([*parts, np.zeros(0, token_dtype(encoder.vocab_size))])
     counts = {"bytes": size, "words": words.words}
     counts |= lost_text.shares_of(np.sum(losses, axis=0) if losses else [])
     return Tokens(encoder.vocab_size, len(held), held), counts

@@ -23,7 +23,7 @@ _SPACE = np.zeros(256, bool)
 _SPACE[[ord(c) for c in " \t\n\r\v\f"]] = True
 
 
-def id_type(vocab_size: int) -> np.dtype:
+def token_dtype(vocab_size: int) -> np.dtype:
     """Returns the type in which a token is stored; raises BadInputError for a V above 65,536."""
     if vocab_size > MOST_TOKENS:
         raise BadInputError(
@@ -78,7 +78,7 @@ class Tokens:
         return found
 
     def _open(self) -> np.ndarray:
-        dtype = id_type(self.vocab_size)
+        dtype = token_dtype(self.vocab_size)
         if is_remote(self.path):
             content = np.frombuffer(epath.Path(self.path).read_bytes(), dtype)
             return content[self.first : self.first + self.count]
@@ -110,7 +110,7 @@ class Encoder:
         Raises:
           BadInputError: the text is to be word pieces, and is not UTF-8.
         """
-        dtype = id_type(self.vocab_size)
+        dtype = token_dtype(self.vocab_size)
         if self.tokenizer is None:
             return np.frombuffer(passage.text, dtype), np.zeros(0, int)
         lines = passage.lines()

@@ -51,14 +51,14 @@ def prepare_stream(options: Options) -> None:
     from widenet_jax.corpus.lost_text import remark
     from widenet_jax.corpus.preparation import prepare
     from widenet_jax.corpus.tokenizer import load_tokenizer
-    from widenet_jax.language.data.tokens import Encoder, id_type
+    from widenet_jax.language.data.tokens import Encoder, token_dtype
     from widenet_jax.language.prepare.preparation import StreamPreparation
 
     files = {"train": options.inputs, "valid": options.valid, "test": options.test}
     cuts = cuts_of(options)
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
     encoder = Encoder(tokenizer, options.separator.replace("\\n", "\n"))
-    id_type(encoder.vocab_size)  # refuses a vocabulary that is too large
+    token_dtype(encoder.vocab_size)  # refuses a vocabulary that is too large
     if options.separator and not len(encoder.ending):
         raise BadInputError(
             f"--separator={options.separator}: the tokenizer makes no token of it; name one of its "

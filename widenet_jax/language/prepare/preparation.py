@@ -22,7 +22,7 @@ from widenet_jax.data.checks import Checked, run_checks
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import file_sha256
 from widenet_jax.language.data.token_streams import KIND, open_set, open_stream, token_file_name
-from widenet_jax.language.data.tokens import Encoder, WordCount, id_type, sample_sha256
+from widenet_jax.language.data.tokens import Encoder, WordCount, sample_sha256, token_dtype
 
 COPIED = 1 << 22  # tokens copied at once
 # Places in a unit where a stream of word pieces may be cut: at least so many bytes of text apart,
@@ -63,7 +63,7 @@ class StreamPreparation(Preparation):
     @property
     def dtype(self) -> np.dtype:
         """Type in which a token is stored."""
-        return id_type(self.encoder.vocab_size)
+        return token_dtype(self.encoder.vocab_size)
 
     @property
     def rule(self) -> dict[str, Any]:
