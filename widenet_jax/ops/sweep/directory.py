@@ -18,7 +18,7 @@ from typing import IO, Any
 from etils import epath
 
 from widenet_jax.config.files import load_config
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, refusing
 from widenet_jax.files import absolute, check_store, is_remote, lock, require_store
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.sweep.trials import Outcome, Status, Trial
@@ -66,10 +66,8 @@ class Directory:
 
     def make(self) -> None:
         """Creates the directory."""
-        try:
+        with refusing(f"--workdir={self.path}: cannot be made", OSError):
             self.logs.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInputError(f"--workdir={self.path}: {error.strerror}") from None
 
     def workdir(self, trial: Trial) -> str:
         """Where the trial's run writes."""
