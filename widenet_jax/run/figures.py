@@ -132,10 +132,10 @@ def place_legend(figure: Figure, axes: Sequence[Axes], *, few: bool) -> None:
         figure.set_size_inches(SHRINK * (4 + 5 * len(axes)), SHRINK * height)
 
 
-def legend_below(axis: Axes, columns: int) -> None:
+def legend_below(axis: Axes) -> None:
     """Draws the legend of a panel below its label, where it covers no data."""
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 5}
-    axis.legend(fontsize=8, ncols=columns, **place)
+    axis.legend(fontsize=8, ncols=2, **place)
 
 
 def curve_of(

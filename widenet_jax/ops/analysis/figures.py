@@ -59,7 +59,7 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
         level.plot(usage.blocks, entropy / np.log(E), label=name, **style)
     level.axhline(1.0, color="black", ls=":", lw=1)  # all experts alike
     level.set(xlabel="block", ylabel="share of log E (dotted: all alike)", title="entropy")
-    legend_below(level, 2)
+    legend_below(level)
     drop.bar(usage.blocks, 100 * usage.drop_rate, color="grey")
     highest = max(1.0, 110 * float(usage.drop_rate.max()))
     drop.set(xlabel="block", ylabel="% of the pairs", title="dropped", ylim=(0, highest))

@@ -204,7 +204,7 @@ def draw_loops(measured: Mapping[str, Any], out: epath.Path, *, title: str = "")
     for axis in axes:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if axis.get_legend_handles_labels()[0]:
-            legend_below(axis, 2)
+            legend_below(axis)
     save(figure, out)
 
 

@@ -269,7 +269,7 @@ class CloudTpu:
         # Not the whole log: gcloud repeats the command by itself whenever the connection breaks.
         lines, unreached, began = 100, 0, time.monotonic()
         while True:
-            self.stream(f"log {lines}", "0")
+            self.stream(f"log {lines}")
             state = self.on_first(verb("state"), dry_answer="exit 0")
             if state == "exit 0":
                 return 0
@@ -318,9 +318,9 @@ class CloudTpu:
             time.sleep(self.poll_seconds)
         return again
 
-    def stream(self, words: str, worker: str) -> None:
-        """Runs a verb of worker.sh whose output goes to the terminal."""
-        self.tools.attempt(self.job.ssh(verb(words), worker), captured=False)
+    def stream(self, words: str) -> None:
+        """Runs a verb of worker.sh on worker 0; its output goes to the terminal."""
+        self.tools.attempt(self.job.ssh(verb(words), "0"), captured=False)
 
     def status(self) -> str:
         """Describes the state of the TPU and of the run, for people; a dry run knows neither."""
@@ -334,7 +334,7 @@ class CloudTpu:
         return f"{text}\n{'worker 0 cannot be reached' if run is None else run or 'no run'}"
 
     def logs(self) -> None:
-        self.stream("log 100", "0")
+        self.stream("log 100")
 
     def stop(self) -> None:
         """Asks the run to save and end; the TPU stays."""
