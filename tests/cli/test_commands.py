@@ -138,7 +138,7 @@ def test_mistakes_are_one_line(exported, digit_files, tmp_path, capsys):
         (["evaluate", "--shots=2", "--restrict"], "--shots fits other classifiers"),
         (["evaluate", "--shots=2", "--config.data.train_split=test"], "are both test"),
         (["evaluate", "--shots=200"], "fewer training images of 0, 1, 2, 3, 4 and 5 more"),
-        (["evaluate", f"--labels={text}"], "text.jpg: Expecting value"),
+        (["evaluate", f"--labels={text}"], "text.jpg: cannot be read (Expecting value"),
         (["analyze", f"--out={tmp_path / 'a'}", f"--compare={tmp_path}"], "no finished checkpoint"),
         # a file, where a folder would have to be
         (["predict", digit_files[0], f"--overlay={text / 'o.png'}"], "text.jpg: "),
