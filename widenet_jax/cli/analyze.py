@@ -53,8 +53,8 @@ def report(result: dict, out: str) -> str:
     """Returns the main numbers as lines for people."""
     lines = []
     for name, vectors in result["norm_divergence"].items():
-        means = {k: sum(v["block"]) / len(v["block"]) for k, v in vectors.items()}
-        lines.append(f"{name}: divergence of gamma {means['gamma']:.4f}, beta {means['beta']:.4f}")
+        means = (f"{k} {sum(v['block']) / len(v['block']):.4f}" for k, v in vectors.items())
+        lines.append(f"{name}: divergence of {', '.join(means)}")
     if active := result.get("active_units"):
         means = ", ".join(f"{mean:.1f}" for mean in active["mean"])
         lines.append(f"active units of {active['of']:,} in blocks {active['blocks']}: {means}")

@@ -1,9 +1,12 @@
 """Eq. 9 by hand, against its triple loop, and from a model's parameters."""
 
+import cv2
 import numpy as np
 import pytest
 
+from widenet_jax.cli.analyze import report
 from widenet_jax.errors import BadInputError
+from widenet_jax.ops.analysis.figures import draw_divergence
 from widenet_jax.ops.analysis.norm_divergence import divergence, norm_divergence
 
 
@@ -62,6 +65,21 @@ def test_gamma_and_beta_of_a_model_in_the_order_of_the_blocks():
     # Blocks at 1, 0, 9: distances to the two others 1 + 8, 1 + 9, 8 + 9, each over N = 3.
     np.testing.assert_allclose(found["gamma"].block, [9 / 3, 10 / 3, 17 / 3])
     np.testing.assert_allclose(found["beta"].block, [18 / 3, 20 / 3, 34 / 3])
+
+
+def test_norms_without_beta(tmp_path):
+    """RMSNorm has none; beside a LayerNorm's, its picture has both panels."""
+    rms = {f"block_0{k}_norm_ffn": {"scale": np.arange(3.0) + k} for k in range(2)}
+    layer = {f"block_0{k}_norm_ffn": norm(1, k, 2) for k in range(2)}
+    found = {"rms": norm_divergence({"encoder": rms}), "layer": norm_divergence({"encoder": layer})}
+    assert [*found["rms"]] == ["gamma"] and [*found["layer"]] == ["gamma", "beta"]
+    widths = []
+    for names in (["rms"], ["rms", "layer"]):
+        draw_divergence({name: found[name] for name in names}, tmp_path / "d.png")
+        widths.append(cv2.imread(str(tmp_path / "d.png")).shape[1])
+    assert widths[1] == 2 * widths[0]
+    as_json = {"gamma": {"block": [1.0, 2.0]}}
+    assert "m: divergence of gamma 1.5000\n" in report({"norm_divergence": {"m": as_json}}, "out")
 
 
 def test_a_shared_norm_has_no_divergence():

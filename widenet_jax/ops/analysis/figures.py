@@ -221,15 +221,18 @@ def draw_active(models: Mapping[str, ActiveUnits], out: epath.Path, *, title: st
 
 
 def draw_divergence(models: Mapping[str, Mapping[str, Divergence]], out: epath.Path) -> None:
-    """Draws figs. 4 and 5: eq. 9 of gamma (left) and beta (right) by block, a line for each model.
+    """Draws figs. 4 and 5: eq. 9 of gamma and beta by block, a line for each model.
+
+    Beta has no panel where no model has it.
 
     Args:
       models: name -> the result of `norm_divergence`.
       out: a PNG file.
     """
-    figure, axes = subplots(1, 2, size=(10, 4))
-    for axis, vector in zip(axes, VECTORS, strict=True):
-        values = {name: of[vector].block for name, of in models.items()}
+    vectors = [vector for vector in VECTORS if any(vector in of for of in models.values())]
+    figure, axes = subplots(1, len(vectors), size=(5 * len(vectors), 4), squeeze=False)
+    for axis, vector in zip(axes[0], vectors, strict=True):
+        values = {name: of[vector].block if vector in of else () for name, of in models.items()}
         curves = {name: (range(len(y)), y) for name, y in values.items()}
         plot_by_block(axis, curves, ylabel="y (eq. 9)")
         axis.set_title(f"divergence of {vector}")

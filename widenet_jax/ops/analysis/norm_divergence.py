@@ -1,4 +1,4 @@
-"""Divergence of the LayerNorms of different blocks (WideNet, eq. 9, figs. 4 and 5)."""
+"""Divergence of the norms of different blocks (WideNet, eq. 9, figs. 4 and 5)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -56,7 +56,9 @@ def own_norms(params: Mapping) -> list[str]:
 
 
 def norm_divergence(params: Mapping) -> dict[str, Divergence]:
-    """Returns {"gamma": ..., "beta": ...} for the LayerNorms before a model's feed-forwards.
+    """Returns {"gamma": ..., "beta": ...} for the norms before a model's feed-forwards.
+
+    RMSNorm has no beta.
 
     Raises:
       BadInputError: fewer than two blocks have their own norm.
@@ -70,4 +72,5 @@ def norm_divergence(params: Mapping) -> dict[str, Divergence]:
     return {
         vector: divergence(np.stack([encoder[name][leaf] for name in names]))
         for vector, leaf in VECTORS.items()
+        if leaf in encoder[names[0]]
     }
