@@ -6,8 +6,9 @@ from image_sources import png
 from refusals import refuses
 
 from widenet_jax.data.labelled import Subset, relabelled, with_classes
-from widenet_jax.errors import BadInputError
-from widenet_jax.inference.over_source import open_source
+from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.inference.few_shot import features_of
+from widenet_jax.inference.over_source import metrics_over_source, open_source
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.vision.data.digits import Digits
 from widenet_jax.vision.data.folders import ImageFolder
@@ -73,3 +74,31 @@ def test_images_of_other_channels(digits_run, tmp_path):
     changes = [f"--config.data.path={tmp_path}", "--config.data.source=image_folder"]
     trained = open_trained(str(digits_run), changes)
     refuses(r"image of shape \[8, 8, 3\], and .* trained on \[8, 8, 1\]", open_source, trained)
+
+
+class Damaged(Subset):
+    """Examples of which the first `bad` cannot be read."""
+
+    bad = 0
+
+    def __getitem__(self, record: int) -> dict:
+        if record < self.bad:
+            raise BadExampleError(f"{record}.png: damaged")
+        return super().__getitem__(record)
+
+
+def test_a_set_with_too_many_bad_examples_is_not_measured(digits_run):
+    """Of 60 images 3 (5%) may be bad, as in training."""
+    trained = open_trained(str(digits_run), ["--config.data.on_bad_example=skip"])
+    whole, transform = open_source(trained)
+    source = Damaged(whole, np.arange(60), trained.class_names, range(10))
+    assert "bad_examples" not in metrics_over_source(trained, (source, transform))[1]
+    source.bad = 3
+    metrics, others, *_ = metrics_over_source(trained, (source, transform))
+    assert (metrics["images"], others["bad_examples"]) == (57, 3)
+    source.bad = 4
+    for measure in (
+        lambda: metrics_over_source(trained, (source, transform)),
+        lambda: features_of(trained, source, transform),
+    ):
+        refuses("^4 of 60 evaluation images could not be read; in each pass at most 3", measure)

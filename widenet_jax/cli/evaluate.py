@@ -139,7 +139,7 @@ def evaluate_classifier(
     from widenet_jax.data.labelled import Subset, labels_of
     from widenet_jax.files import write_bytes, write_text
     from widenet_jax.inference import classification, label_sets
-    from widenet_jax.inference.over_source import open_source
+    from widenet_jax.inference.over_source import bad_examples, open_source
     from widenet_jax.run.intervals import interval_text, wilson
 
     names, unit = trained.class_names, trained.task.unit
@@ -155,6 +155,7 @@ def evaluate_classifier(
         write_bytes(options.predictions, content.encode(errors="surrogateescape"))
     accuracy = classification.accuracy_of(names, found, len(choices))
     result |= accuracy.as_json(unit)
+    result |= bad_examples(source, result[unit])
     intervals = result["intervals"]
     if sets:
         result |= label_sets.set_accuracy(sets, found, options.labels)

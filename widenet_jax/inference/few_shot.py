@@ -13,7 +13,7 @@ from widenet_jax.data.contract import Source
 from widenet_jax.data.labelled import LABELS_READ, Subset, labels_at, names_text
 from widenet_jax.data.sources import build_transforms, open_splits
 from widenet_jax.errors import raise_first, refuse
-from widenet_jax.inference.over_source import other_examples, totals_over_source
+from widenet_jax.inference.over_source import bad_examples, other_examples, totals_over_source
 from widenet_jax.run.intervals import wilson
 from widenet_jax.specs import task_spec
 from widenet_jax.step import forward
@@ -33,7 +33,7 @@ def few_shot(trained: Trained, shots: int) -> dict[str, Any]:
 
     Returns:
       `shots` of each class; `fitted`, the images of the smallest draw that could be read; the set's
-      number of `classes`; how many `images` were evaluated; the
+      number of `classes`; how many `images` were evaluated, and `bad_examples` above 0; the
       accuracy over them of the `draws` with seeds 0, 1, ...; their mean, `few_shot`, and its 95%
       interval over images.
 
@@ -69,6 +69,7 @@ def few_shot(trained: Trained, shots: int) -> dict[str, Any]:
         "draws": found,
         "few_shot": mean,
         "intervals": {"few_shot": wilson(mean, len(y))},
+        **bad_examples(evaluation, len(y)),
     }
 
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.data.blocks import example_spec, skips
+from widenet_jax.data.blocks import example_spec, skips, too_many_bad
 from widenet_jax.data.contract import DataInfo, Source
 from widenet_jax.data.foreign import try_source
 from widenet_jax.data.labelled import LabelledImages, with_classes
@@ -30,6 +30,7 @@ from widenet_jax.task import Evaluation
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
 
+BAD = "bad_examples"
 QUIET_SECONDS = 10.0  # before the progress bar appears: most evaluations are over by then
 # (params, batch) -> what the task's `evaluate` returns, or the like
 Evaluate = Callable[[PyTree, Mapping[str, Array]], Evaluation]
@@ -48,7 +49,15 @@ def totals_over_source(
       trained: the model; its config has the batch size and the workers.
       evaluate: a pure function, compiled here.
       source, transform: as `open_source` returns them.
+
+    Raises:
+      BadInputError: too large a share of the examples is unreadable.
     """
+
+    def counted(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
+        found = evaluate(params, batch)
+        return found.replace(sums={**found.sums, BAD: batch["bad"].sum()})
+
     config = trained.config
     group, size = trained.model.examples_per_group, config.evaluation.batch_size
     problem = f"must be 1 or a multiple of {group}: so many examples are routed together"
@@ -61,13 +70,23 @@ def totals_over_source(
     with jax.set_mesh(mesh):
         params = jax.device_put(trained.params, replicated)
         places = Evaluation(replicated, replicated, replicated, NamedSharding(mesh, BATCH))
-        step = partial(jax.jit(evaluate, out_shardings=places), params)
+        step = partial(jax.jit(counted, out_shardings=places), params)
         count = math.ceil(len(source) / config.evaluation.batch_size)
         bar = tqdm.tqdm(desc="evaluation", total=count, unit="batch", delay=QUIET_SECONDS)
         hooks = {"stop": Stop(), "beat": lambda what: bar.update(), "note": say}
         with bar:
             run = {"task": trained.task, "config": config, "mesh": mesh}
-            return total(step, source, transform, **run, **hooks)
+            found = total(step, source, transform, **run, **hooks)
+    bad, size = int(found.sums.pop(BAD)), len(source)
+    split = {"num_examples": size, "limit": config.data.max_bad_fraction}
+    problem = too_many_bad(bad, size, what=f"evaluation {trained.task.unit}", **split)
+    raise_first([problem] if problem else [])
+    return found
+
+
+def bad_examples(source: Source, read: int) -> dict[str, int]:
+    """Returns the number of examples that could not be read, by the name it has in results."""
+    return {BAD: len(source) - read} if read < len(source) else {}
 
 
 def sums_over_source(
@@ -82,7 +101,7 @@ def sums_over_source(
         the statistics' sums.
 
     Raises:
-      BadInputError: the source cannot be opened or does not fit the model.
+      BadInputError: as `open_source` and `totals_over_source`.
     """
 
     def evaluate(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
@@ -128,10 +147,10 @@ def metrics_over_source(
 
     Returns:
       The task's metrics; "baseline" and "remarks" of this set, "drop_rate" and "expert_load" as a
-      run's result has them; the rows of the examples; and the source.
+      run's result has them, "bad_examples" above 0; the rows of the examples; and the source.
 
     Raises:
-      BadInputError: as `open_source`.
+      BadInputError: as `open_source` and `totals_over_source`.
     """
     metrics, totals, source = evaluated(trained, opened)
     info, stream = {**trained.info, **source.info}, stream_info(source, source)
@@ -142,6 +161,7 @@ def metrics_over_source(
         say(f"warning: {message}")
     others = {"baseline": task.baseline._asdict()} if task.baseline else {}
     others |= {"remarks": dict(task.remarks)} if task.remarks else {}
+    others |= bad_examples(source, metrics[task.unit])
     others |= routing_means(trained.model.summarize(totals.layer_sums))
     return metrics, others, totals.rows, source
 
