@@ -164,6 +164,11 @@ def test_mistakes_are_one_line(tmp_path: Path, table: Path, squad: Path, reviews
     for flag in ("--shots=2", "--restrict"):
         line = refused(capsys, evaluate, f"--workdir={reviews_run}", flag)
         assert f"{flag.split('=')[0]} takes a classifier of images" in line
+    (tmp_path / "dev.tsv").write_text("one\ttwo\tlabel\nday\tgood\tnegative\nbad\tday\tpositive\n")
+    data = (f"path={tmp_path}", "text_column=one", "pair_column=two")
+    data = (f"--config.data.{field}" for field in data)
+    line = refused(capsys, evaluate, f"--workdir={reviews_run}", *data)
+    assert "was trained on single texts, and the set is of pairs of texts" in line
     v1 = {"data.train_split": "train-v2.0", "data.eval_split": "dev-v2.0", "data.stride": 4}
     v1 |= {"data.max_question_length": 8}
     for config, data, changes, line in (

@@ -171,7 +171,7 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
 
     Raises:
       BadInputError: the source cannot be opened, has classes that the model does not know, arrays
-        of other shapes, or tokens of another tokenizer.
+        of other shapes, tokens of another tokenizer, or single texts for pairs.
     """
     config, info = trained.config, trained.info
     source = build_source(config.data, config.data.eval_split, info)
@@ -184,7 +184,7 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
 
 
 def other_examples(trained: Trained, source: Source, transform: Any) -> Iterator[str]:
-    """Yields why the model cannot read a set: it has other tokens, or arrays of other shapes."""
+    """Yields why the model cannot read a set: other tokens, pairs, or shapes of arrays."""
     config, wanted, place = trained.config, trained.task.batch_spec(1), trained.place
     known, here = trained.tokenizer, source.info.get("tokenizer")
     if "vocab_size" in trained.info and bool(known) != bool(here):
@@ -193,6 +193,10 @@ def other_examples(trained: Trained, source: Source, transform: Any) -> Iterator
         yield f"{place} is a model of {kinds[0]}, and the set is of {kinds[1]}; {flag}"
     elif known:
         yield from other_tokens(known, Tokenizer(here), place)
+    paired = trained.info.get("pairs", False)
+    if paired != source.info.get("pairs", False):
+        kinds = ("pairs of texts", "single texts")[:: 1 if paired else -1]
+        yield f"{place} was trained on {kinds[0]}, and the set is of {kinds[1]}: give another"
     spec = example_spec(source, transform, skip=skips(config.data.on_bad_example))
     for name in spec.keys() & wanted.keys():
         shape, found = wanted[name].shape[1:], spec[name].shape
