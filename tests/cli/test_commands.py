@@ -41,6 +41,10 @@ def digit_files(tmp_path_factory) -> list[Path]:
 def test_evaluate_an_export_into_files(exported, digits_run, tmp_path, capsys, drawn):
     out = tmp_path / "out"
     table = tmp_path / "new" / "predictions.csv"
+    (labels := tmp_path / "dev.csv").write_text("sentence,label\n")
+    other = refused(capsys, evaluate.main, f"--workdir={exported}", f"--predictions={labels}")
+    assert f"--predictions={labels} holds something else than predictions" in other
+    assert labels.read_text() == "sentence,label\n"
     sets = tmp_path / "sets.json"  # the last 60 images are left out
     labels = Digits("test").record_labels.tolist()
     sets.write_text(json.dumps([*([k, str((k + 1) % 10)] for k in labels[:300]), *[[]] * 60]))

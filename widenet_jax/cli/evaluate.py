@@ -41,7 +41,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, positive, show
-from widenet_jax.errors import raise_first
+from widenet_jax.errors import raise_first, refuse_value
 from widenet_jax.run.tables import beside, number, routing_rows, text_table
 from widenet_jax.specs import resolve, task_spec, task_specs
 
@@ -86,7 +86,13 @@ def evaluate(options: Options) -> None:
     spec = task_spec(trained.config.task.name)
     raise_first(misfits(options, spec, images="image" in trained.task.batch_spec(1)))
     if options.predictions:
-        absolute(options.predictions).parent.mkdir(parents=True, exist_ok=True)
+        from widenet_jax.inference.classification import HEADER
+
+        file, header = absolute(options.predictions), ",".join(HEADER).encode()
+        there = file.read_bytes()[: len(header)] if file.exists() else header
+        problem = "holds something else than predictions; name another file"
+        refuse_value(f"--predictions={options.predictions}", (there not in (b"", header), problem))
+        file.parent.mkdir(parents=True, exist_ok=True)
     if out:  # a mistake here would lose the work
         out.mkdir(parents=True, exist_ok=True)
     work = evaluate_classifier if spec.last_layer else evaluate_task

@@ -27,6 +27,7 @@ BINS = 15  # of confidences, as in Guo et al. 2017
 MOST_CELLS = 30  # classes a side; numbers in more cells could not be read
 MOST_PAIRS = 25
 Rows = Mapping[str, np.ndarray]  # arrays [n], by name
+HEADER = ("file", "index", "truth", "prediction", "probability")  # of predictions
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def predictions_csv(class_names: Sequence[str], source: Source, rows: Rows) -> s
 
     The index is the example's in its split; the probability is the predicted class's.
     """
-    lines: list[Sequence[Any]] = [("file", "index", "truth", "prediction", "probability")]
+    lines: list[Sequence[Any]] = [HEADER]
     for k in np.flatnonzero(rows["mask"]).tolist():
         names = (class_names[rows[which][k]] for which in ("label", "predicted"))
         lines.append((source.describe(k), k, *names, f"{rows['probability'][k]:.6f}"))
