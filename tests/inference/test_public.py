@@ -65,6 +65,12 @@ def test_what_it_cannot_do_is_one_line(tmp_path: Path, capsys):
         err = refused(capsys, predict.main, f"--workdir={place}", flag)
         assert message in err
         assert name != "headless" or f"--config.init_from={place}" in err
+    for flags, message in (  # the set comes from the user
+        ((), "config.data.source=text needs a directory: add --config.data.path=DIR"),
+        (("--config.data.source=tiny_text",), "was trained with another tokenizer: token 0 is"),
+    ):
+        whole = f"--workdir={tmp_path / 'whole'}"
+        assert message in refused(capsys, evaluate.main, whole, *flags)
 
 
 @pytest.mark.parametrize("kind", ["timm", "timm without head", "google"])

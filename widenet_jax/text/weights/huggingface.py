@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from tokenizers import processors
 
 from widenet_jax import param_names
+from widenet_jax.config.imports import configs_module
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError, raise_first
 from widenet_jax.files import read_object
@@ -300,6 +301,7 @@ def usable(
         return None
     tokenizer, rows = load_tokenizer(place), len(params["embeddings"]["token"])
     check_padding(rows, tokenizer.vocab_size, f"--workdir={place}")
-    task = {"name": "masked_lm", "mask_fraction": 0.15, "max_predictions": 0}
-    model, data = dict(fields, dtype="float32"), {"max_length": fields["num_positions"]}
-    return ConfigDict({"task": task, "model": model, "data": data}), tokenizer_info(tokenizer)
+    defaults = configs_module("defaults")
+    config = defaults.get_config(dict(fields, dtype="float32"), task="masked_lm")
+    config.data.max_length = fields["num_positions"]
+    return config, tokenizer_info(tokenizer)
