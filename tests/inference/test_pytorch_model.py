@@ -31,6 +31,7 @@ from widenet_jax.nn.feed_forwards import FEED_FORWARDS
 from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.run.workdir import flatten, plain
 from widenet_jax.trained import each_example
+from widenet_jax.vision.data.files import pixels_of
 from widenet_jax.vision.predict import picture_of
 
 SOURCE = Path(pytorch_model.__file__)
@@ -220,6 +221,18 @@ def test_an_export_without_the_file_says_why(digits_export: Path, tmp_path: Path
     assert "Classifier" not in (out / "README.md").read_text()
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_photos_of_16_bits_keep_the_upper_8(order: str):
+    grey = np.linspace(0, 65535, 60).reshape(6, 10).astype(f"{order}u2")
+    photo = Image.frombytes("I;16B" if order == ">" else "I;16", (10, 6), grey.tobytes())
+    found = pytorch_model.eight_bits(photo).convert("RGB")
+    np.testing.assert_array_equal(found, pixels_of(photo))
+    assert np.ptp(found) == 255
+    for mode in ("I", "F"):
+        with pytest.raises(ValueError, match=f"mode {mode} have no known range"):
+            pytorch_model.eight_bits(Image.new(mode, (2, 2)))
+
+
 # --- With torch
 
 
@@ -298,18 +311,19 @@ def test_images_of_another_size_are_refused(digits_export: Path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("crop", ["squash", "central"])
 def test_photos_are_prepared_as_by_ours(crop: str, digits_export: Path, tmp_path: Path):
-    """Of a photo on its side, larger and smaller than the model's images; to two grey levels."""
+    """Of a photo on its side, larger and smaller than the model, or of 16 bits; to two greys."""
     place = shutil.copytree(digits_export, tmp_path / "export")
     config = json.loads((place / "config.json").read_text())
     config["augment"] |= {"eval_crop": crop, "eval_crop_fraction": 0.8, "exif_orientation": True}
     (place / "config.json").write_text(json.dumps(config))
     model, ours = classifier(place), open_trained(str(place))
-    for width, height in ((90, 60), (6, 7)):
+    for width, height, kind in ((90, 60, "u1"), (6, 7, "u1"), (20, 16, "u2")):
         down, right = np.mgrid[:height, :width] / max(height, width)
         grey = np.uint8(127 + 60 * np.sin(3 * down) + 60 * np.cos(2 * right))
+        pixels = np.uint16(grey) * 257 if kind == "u2" else np.stack([grey] * 3, axis=-1)
         exif = Image.Exif()
         exif[0x0112] = 6  # turned by 90 degrees
         file = tmp_path / f"{width}.png"
-        Image.fromarray(np.stack([grey] * 3, axis=-1)).save(file, exif=exif)
+        Image.fromarray(pixels).save(file, exif=exif)
         theirs = model.prepare(Image.open(file)).numpy()[0].transpose(1, 2, 0)
         assert np.abs(theirs * 127.5 + 127.5 - picture_of(file, ours)).max() <= 2

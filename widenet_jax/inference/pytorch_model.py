@@ -65,6 +65,20 @@ def uncovered(config):
     return f"config.{odd[0]}" if odd else ""
 
 
+def eight_bits(photo):
+    """Returns an image of Pillow with the upper 8 of 16 bits, which `convert` would clip."""
+    from PIL import Image
+
+    if photo.mode in ("I", "F"):
+        raise ValueError(
+            f"pixels of Pillow's mode {photo.mode} have no known range: use 8 or 16 bits"
+        )
+    if not photo.mode.startswith("I;16"):
+        return photo
+    upper = photo.tobytes()[photo.mode != "I;16B" :: 2]
+    return Image.frombytes("L", photo.size, upper)
+
+
 class Classifier:
     """An exported classifier of images.
 
@@ -100,7 +114,7 @@ class Classifier:
 
         rules, side = self.config["augment"], self.side
         photo = ImageOps.exif_transpose(photo) if rules["exif_orientation"] else photo
-        photo = photo.convert("L" if self.channels == 1 else "RGB")
+        photo = eight_bits(photo).convert("L" if self.channels == 1 else "RGB")
         size = side, side
         if rules["eval_crop"] == "central":
             short = round(side / rules["eval_crop_fraction"])
