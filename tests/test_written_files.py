@@ -15,7 +15,7 @@ from widenet_jax import files
 from widenet_jax.checkpoint.series import Series
 from widenet_jax.corpus.inputs import plan
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import absolute, is_gone, matching, readable, write_json
+from widenet_jax.files import absolute, is_gone, matching, readable, replacing, write_json
 from widenet_jax.inference.pretrained import weight_files
 from widenet_jax.vision.prepare.packing import split_files
 
@@ -88,3 +88,23 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path):
         write_json(tmp_path / "taken", {})
     assert caught.value.filename == str(tmp_path / "taken")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_files_replace_those_of_an_earlier_call(tmp_path: Path):
+    """Not where the new call fails, nor in a directory of other files."""
+    out = epath.Path(tmp_path)
+
+    def call(*names: str) -> list[str]:
+        with replacing(out, "a.json", "b_*.png") as new:
+            for name in names:
+                (new / name).touch()
+            if not names:
+                raise OSError
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    for name in ("b_mine.png", "c.png"):
+        (tmp_path / name).touch()
+    assert call("a.json", "b_1.png") == ["a.json", "b_1.png", "b_mine.png", "c.png"]
+    with pytest.raises(OSError):
+        call()
+    assert call("a.json", "b_2.png") == ["a.json", "b_2.png", "c.png"]

@@ -8,12 +8,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import IO, Any
 from uuid import uuid4
@@ -234,6 +235,21 @@ def write_text(path: epath.PathLike, text: str) -> None:
 def write_json(path: epath.PathLike, value: Any) -> None:
     """`write_text` of indented JSON."""
     write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+@contextmanager
+def replacing(out: epath.Path, record: str, *others: str) -> Iterator[epath.Path]:
+    """Yields an empty directory, whose files then replace those of an earlier call in `out`.
+
+    Its files are `record`, without which nothing is removed, and those that match `others`.
+    """
+    with TemporaryDirectory() as name:
+        yield (new := epath.Path(name))
+        for pattern in (*others, record) if (out / record).exists() else ():
+            for path in matching(out, pattern):
+                path.unlink()
+        for path in sorted(new.iterdir()):
+            write_bytes(out / path.name, path.read_bytes())
 
 
 def without_nan(value: Any) -> Any:

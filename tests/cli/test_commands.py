@@ -67,6 +67,10 @@ def test_evaluate_an_export_into_files(exported, digits_run, tmp_path, capsys, d
     title, interval = drawn[0].texts[0].get_text().split("\n")
     assert title == "split test: 360 images" and interval.startswith("top-1 ")
     assert cv2.imread(str(out / "confusion.png")).shape[0] > 100
+    # Nothing of this call stays beside the numbers of another one.
+    found = answered(capsys, evaluate.main, f"--workdir={exported}", f"--out={out}", "--shots=2")
+    assert [path.name for path in out.iterdir()] == ["evaluation.json"]
+    assert json.loads((out / "evaluation.json").read_text()) == found
 
 
 def test_evaluate_for_people_on_another_split(digits_run, capsys):

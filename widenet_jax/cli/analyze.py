@@ -21,6 +21,7 @@ training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, positive, show
 from widenet_jax.run.tables import text_table
 
+FILES = ("analysis.json", "active_units.png", "expert_*.png", "loops.png", "norm_divergence.png")
 MOST_EXPERTS = 16  # that are printed one by one; analysis.json has all
 
 
@@ -36,7 +37,7 @@ def main(argv: Argv = None) -> int:
 
 
 def analyze(options: Options) -> None:
-    from widenet_jax.files import absolute, without_nan, write_json
+    from widenet_jax.files import absolute, replacing, without_nan, write_json
     from widenet_jax.inference.trained import open_trained
     from widenet_jax.ops.analysis.report import analyze_model
 
@@ -44,8 +45,9 @@ def analyze(options: Options) -> None:
     others = [open_trained(place) for place in options.compare]
     out = absolute(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    result = analyze_model(trained, others, out, num_images=options.images)
-    write_json(out / "analysis.json", without_nan(result))
+    with replacing(out, *FILES) as new:
+        result = analyze_model(trained, others, new, num_images=options.images)
+        write_json(new / "analysis.json", without_nan(result))
     show(options, result, report(result, options.out))
 
 

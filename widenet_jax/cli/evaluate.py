@@ -38,6 +38,7 @@ Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, positive, show
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from widenet_jax.trained import Trained
 
 Rows = list[tuple[str, str]]  # of the table for people
+FILES = ("evaluation.json", "confusion.csv", "confusion.png")
+FILES += ("predictions.json", "best_answers.json", "null_scores.json")
 WORST, CONFUSED = 5, 5  # rows of the report
 # Flags of classifiers alone, and whether of images alone.
 OF_CLASSIFIERS = {"shots": True, "restrict": True, "labels": False, "predictions": False}
@@ -77,7 +80,7 @@ def main(argv: Argv = None) -> int:
 
 
 def evaluate(options: Options) -> None:
-    from widenet_jax.files import absolute, without_nan, write_json
+    from widenet_jax.files import absolute, replacing, without_nan, write_json
     from widenet_jax.inference.pretrained import open_model
 
     trained = open_model(options.workdir, options.fields, checkpoint=options.checkpoint)
@@ -97,9 +100,10 @@ def evaluate(options: Options) -> None:
         out.mkdir(parents=True, exist_ok=True)
     work = evaluate_classifier if spec.last_layer else evaluate_task
     work = evaluate_few_shot if options.shots else work
-    rows = work(options, trained, result, out)
-    if out:
-        write_json(out / "evaluation.json", without_nan(result))
+    with replacing(out, *FILES) if out else nullcontext() as new:
+        rows = work(options, trained, result, new)
+        if new:
+            write_json(new / "evaluation.json", without_nan(result))
     rows = [("step", f"{trained.step:,}"), *loop_rows(trained.model.loop), *rows]
     show(options, result, text_table(rows))
 

@@ -49,8 +49,8 @@ def drawable(trained: Trained, images: Sequence[Any], out: epath.PathLike) -> Se
     """Returns the first images, as many as a picture shows; a note says where some are left out."""
     shown = images[: max(1, MOST_ROWS // rows_of_panels(trained))]
     if len(shown) < len(images):
-        note = f"note: {out} shows the first {len(shown)} of {len(images):,} images"
-        print(note, file=sys.stderr, flush=True)
+        counts = f"{len(shown)} of {len(images):,} images"
+        print(f"note: {epath.Path(out).name} shows the first {counts}", file=sys.stderr, flush=True)
     return shown
 
 
