@@ -153,9 +153,11 @@ def test_classes_in_a_file(tmp_path: Path):
     rows = [{"text": text, "pair": pair, "top": top} for (text, pair), top in pairs]
     table, lines = tmp_path / "found.csv", tmp_path / "found.jsonl"
     for out in (table, lines):
-        predict.write_predictions(rows, str(out))
+        predict.write_predictions(rows, str(out), "texts")
     written = 'text,pair,class_1,probability_1\n"a, b",c,no,0.75\nd,é,yes,0.666667\n'
     assert table.read_text() == written
+    predict.write_predictions([], str(table), "texts")
+    assert table.read_text() == "text\n"
     tops[1][0]["probability"] = 0.666667
     assert [json.loads(line) for line in lines.read_text().splitlines()] == rows
 
@@ -235,7 +237,7 @@ def test_files_of_scores(tmp_path: Path):
         ("out.csv", 'file,row,text,score\na.csv,1,"a, b",3.14159\n'),
         ("out.jsonl", '{"file": "a.csv", "row": 1, "text": "a, b", "score": 3.14159}\n'),
     ):
-        predict.write_predictions(rows, str(tmp_path / name))
+        predict.write_predictions(rows, str(tmp_path / name), "texts")
         assert (tmp_path / name).read_text() == content
 
 

@@ -155,6 +155,7 @@ MISTAKES = [
     ("scores", lambda m: m.score([TEXT], [TEXT]), "single texts: leave the pair out"),
     ("masks", lambda m: m.features([TEXT]), r"which has no features\(\); use fill\(\)$"),
     ("masks", lambda m: m.fill(TEXT), "is one input: give a list"),
+    ("masks", lambda m: m.fill([5]), "^text=5 is no text: give a text$"),
     ("more", lambda m: m.continue_text(""), "^text='' is empty: give at least one word"),
     ("more", lambda m: m.continue_text(["It was"]), r"^text=\['It was'\] must be one text, s"),
     ("more", lambda m: m.continue_text("a", temperature="1"), "^temperature='1' must be 0 or more"),
@@ -163,6 +164,7 @@ MISTAKES = [
     ("more", lambda m: m.continue_text("a", length=0), "^length=0 must be a whole number of at le"),
     ("answers", lambda m: m.answer("", TEXT), "^question='' is empty: give one that the context"),
     ("answers", lambda m: m.answer("\u200b", TEXT), "is empty: give one that the context answers"),
+    ("answers", lambda m: m.answer("Who?", None), "^context=None is no text: give a text$"),
 ]  # fmt: skip
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compiled import apply
+from refusals import refuses
 from untrained import export_untrained
 
 from configs import language_model
 from widenet_jax.corpus.tokenizer import printable
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.language.sampling import Sampling, reader, sample
+from widenet_jax.language.sampling import Sampling, continue_text, reader, sample
 from widenet_jax.trained import Trained
 
 # Probabilities 0.5, 0.25, 0.125, 0.125 of tokens 2, 0, 1, 3.
@@ -105,3 +106,9 @@ def test_numbers_out_of_range(name: str, value: float):
 def test_bytes_that_are_no_text_are_shown_safely():
     tokens = "é\t\n".encode() + bytes([0xC3, 0x28, 0x1B, 0x5B, 0x00])
     assert printable(list(tokens), None) == "é\t\n\\xc3(\\x1b[\\x00"
+
+
+def test_half_a_character_is_refused(trained: Trained):
+    """The bytes of a command line, which need not be text, are continued."""
+    refuses(r"^text='\\ud800' cannot be continued \(.*surrogates", continue_text, trained, "\ud800")
+    assert continue_text(trained, "caf\udce9", length=1).startswith("caf\\xe9")

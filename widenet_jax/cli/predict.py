@@ -129,7 +129,7 @@ def predict(options: Options) -> None:
     rows, bad = [row for row, _ in result.rows], result.unreadable
     text = "\n".join(line for _, lines in result.rows for line in lines)
     if options.out:
-        write_predictions(rows, options.out)
+        write_predictions(rows, options.out, result.key)
         text = f"{options.out}: {len(rows):,} {result.key}"
     if route and result.pictures:
         pictures = drawable(trained, result.pictures, options.overlay)
@@ -146,11 +146,11 @@ def predict(options: Options) -> None:
     raise_first(bad)
 
 
-def write_predictions(rows: Sequence[dict], out: str) -> None:
+def write_predictions(rows: Sequence[dict], out: str, key: str) -> None:
     """Writes rows of classes, or scores, as JSON lines, or as CSV, with 6 decimals.
 
     The columns of the CSV are the input's (image, or text and pair, of files also file and row),
-    class_1, probability_1, ..., or score.
+    class_1, probability_1, ..., or score; without rows, `key` in the singular.
     """
     if out.endswith(".jsonl"):
         lines = (json.dumps(without_nan(rounded(row)), ensure_ascii=False) for row in rows)
@@ -161,7 +161,7 @@ def write_predictions(rows: Sequence[dict], out: str) -> None:
             | {f"{n}_{k}": x for k, one in enumerate(row.get("top", ()), 1) for n, x in one.items()}
             for row in map(rounded, rows)
         ]
-        header = [*flat[0]] if flat else ["image"]
+        header = [*flat[0]] if flat else [key.removesuffix("s")]
         content = csv_text([header, *(row.values() for row in flat)])
     write_bytes(out, content.encode(errors="surrogateescape"))
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.corpus.tokenizer import printable
-from widenet_jax.errors import BadArgumentError, check_whole
+from widenet_jax.errors import BadArgumentError, check_whole, refusing
 from widenet_jax.nn.build import with_implementation
 from widenet_jax.step import forward
 from widenet_jax.trained import Predictions, Trained
@@ -158,6 +158,7 @@ def continue_text(
 
     Raises:
       BadArgumentError: the text is empty, or a number is out of range.
+      BadInputError: the text has half a character.
     """
     sampling = Sampling(**how)
     if not isinstance(text, str):
@@ -168,7 +169,8 @@ def continue_text(
     if tokenizer:
         prompt = tokenizer.encode(text)
     else:  # the bytes that the user gave, even where they are no UTF-8
-        prompt = np.frombuffer(os.fsencode(text), np.uint8).astype(np.int32)
+        with refusing(f"text={text!r} cannot be continued", UnicodeEncodeError):
+            prompt = np.frombuffer(os.fsencode(text), np.uint8).astype(np.int32)
     if not len(prompt):
         raise BadArgumentError("text", text, "is empty: give at least one word")
     found = sample(trained, prompt, sampling, length=length, seed=seed)

@@ -53,8 +53,10 @@ def answer_question(trained: Trained, question: str, context: str, top: int) -> 
     """Finds the answer to a question in a context of any length.
 
     Raises:
-      BadArgumentError: the question or the context is empty.
+      BadArgumentError: the question or the context is empty, or no text.
     """
+    for name, value in (("question", question), ("context", context)):
+        check_text(name, value)
     if not trimmed(question):
         raise BadArgumentError("question", question, "is empty: give one that the context answers")
     if not trimmed(context):
@@ -70,6 +72,12 @@ def answer_question(trained: Trained, question: str, context: str, top: int) -> 
     (prediction,) = task.predictions(rows, source)
     null_score = prediction.null_score if task.unanswerable else None
     return Found(task.answer(prediction), null_score, spans_of(rows, source, top))
+
+
+def check_text(name: str, value: object) -> None:
+    """Raises BadArgumentError where an argument is no str of whole characters."""
+    if not is_text(value):
+        raise BadArgumentError(name, value, "is no text: give a text")
 
 
 def spans_of(rows: Mapping[str, np.ndarray], source: Squad, top: int) -> list[dict[str, Any]]:
@@ -90,8 +98,9 @@ def fill_masks(trained: Trained, text: str, top: int) -> list[list[dict[str, Any
     A word is {"word": ..., "probability": ...}; the continuation of a word begins with "##".
 
     Raises:
-      BadInputError: no [MASK] in the text, or one beyond the model's length.
+      BadInputError: no text, no [MASK] in it, or one beyond the model's length.
     """
+    check_text("text", text)
     tokenizer, T = trained.tokenizer, trained.config.data.max_length
     ids = masked_ids(tokenizer, text)
     sequence = join(tokenizer, ids, None, T)
