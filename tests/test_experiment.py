@@ -6,17 +6,22 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from compiled import draw
 from small_runs import small_config
 
+from configs import finetune
 from widenet_jax.data.contract import ArraySpec, DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_experiment, train_batch_shapes
+from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.nn.moe.routers.softmax import TopKRouter
+from widenet_jax.optim.build import OPTIMIZERS
 from widenet_jax.run.runtime import records_of_step
 from widenet_jax.step import forward
+from widenet_jax.train import first_state
 
 IMAGE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
 DATA_INFO = DataInfo(1000, IMAGE, {"class_names": list("0123456789")})
@@ -121,3 +126,29 @@ def test_an_own_router_without_probabilities_starts_no_run(monkeypatch: pytest.M
     config = small_config(**{"model.moe.router.name": "halved"})
     with pytest.raises(BadInputError, match=r"line \d+\): router_probs of a token must be a"):
         build_experiment(config, DATA_INFO, jax.devices()[:1])
+
+
+def test_the_optimizer_of_a_finetuned_model_starts_from_its_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As one that pulls towards the first parameters needs, and the average of the parameters."""
+    pull = optax.GradientTransformation(
+        lambda params: params, lambda grads, state, _: (grads, state)
+    )
+    monkeypatch.setitem(OPTIMIZERS, "pull", lambda *_: pull)
+    values = {"init_from": "widenet_tiny_digits", "optimizer.name": "pull", "batch_size": 16}
+    values |= {"optimizer.ema_decay": 0.9, "optimizer.grad_clip_norm": 0.0}
+    flags = [f"--config.{name}={value}" for name, value in values.items()]
+    config = set_fields(finetune.get_config("pretrained"), flags)
+    run = build_experiment(config, DATA_INFO, jax.devices()[:1])
+    with jax.set_mesh(run.mesh):
+        state = first_state(run, note=lambda line: None)
+        params = jax.tree.leaves(state.params)
+        held = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
+        assert len(held) == 2 * len(params)
+        for x, y in zip(held, 2 * params, strict=True):
+            np.testing.assert_array_equal(x, y)
+        places = {x.unsafe_buffer_pointer() for x in (*params, *held)}
+        assert len(places) == 3 * len(params)  # a step may donate each of them
+        fresh = jax.tree.leaves(run.init().params)
+    assert any((x != y).any() for x, y in zip(fresh, params, strict=True))

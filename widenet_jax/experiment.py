@@ -59,7 +59,8 @@ class Experiment:
       eval_every: between evaluations.
       save_every: between checkpoints.
       state: shapes of the training state, with shardings.
-      init: () -> the first training state, initialised on the devices where it will live.
+      init: () -> the first training state, initialised on the devices where it will live; with
+        parameters, the state that starts from these.
       train_step: (state, batch) -> (state, metrics); donates `state`.
       eval_step: (params, batch) -> `task.Evaluation`.
     """
@@ -74,7 +75,7 @@ class Experiment:
     eval_every: Interval
     save_every: Interval
     state: TrainState
-    init: Callable[[], TrainState]
+    init: Callable[..., TrainState]
     train_step: Callable[[TrainState, Mapping[str, Array]], tuple[TrainState, dict[str, Any]]]
     eval_step: Callable[[PyTree, Mapping[str, Array]], Evaluation]
 
@@ -290,10 +291,17 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
 
 
 def init_state(
-    *, model: nn.Module, task: Task, tx: optax.GradientTransformation, config: ConfigDict
+    params: PyTree | None = None,
+    *,
+    model: nn.Module,
+    task: Task,
+    tx: optax.GradientTransformation,
+    config: ConfigDict,
 ) -> TrainState:
-    """Initialises parameters from `config.seed`, the optimizer and an all-zero carry."""
+    """Initialises parameters from `config.seed`, unless given, the optimizer and a zero carry."""
     inputs, carry = input_spec(task), task.carry_spec(config.batch_size)
     zeros = partial(jax.tree.map, lambda spec: jnp.zeros(spec.shape, spec.dtype))
-    variables = model.init(jax.random.key(config.seed), zeros(inputs), train=False)
-    return TrainState.create(parameters_of(variables), tx, zeros(carry))
+    if params is None:
+        key = jax.random.key(config.seed)
+        params = parameters_of(model.init(key, zeros(inputs), train=False))
+    return TrainState.create(params, tx, zeros(carry))

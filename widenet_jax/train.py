@@ -26,7 +26,7 @@ from widenet_jax.errors import naming_arguments, raise_first
 from widenet_jax.evaluation import evaluate, evaluate_newest
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute, is_remote, require_store
-from widenet_jax.optim.build import averaged, is_frozen, restarted
+from widenet_jax.optim.build import averaged, is_frozen
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.attention import attention_of
 from widenet_jax.run.hosts import agree_on_data, agree_on_start, on_every_host
@@ -207,7 +207,8 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     params, taken = finetune_params(to_host(fresh), stored.params, **how)
     note("; ".join(filter(None, (taken, stored.note))))
     placed = jax.device_put(params, jax.tree.map(lambda x: x.sharding, state.params))
-    return state.replace(params=placed, opt_state=restarted(state.opt_state, placed))
+    del state  # the next one needs its memory
+    return experiment.init(placed)
 
 
 class CallableModule(ModuleType):

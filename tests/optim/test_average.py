@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from widenet_jax.optim.build import AverageState, averaged, restarted, swap, with_average
+from widenet_jax.optim.build import AverageState, averaged, swap, with_average
 
 PARAMS = {"w": jnp.array([1.0, 2.0])}
 GRADS = {"w": jnp.array([1.0, -1.0])}
@@ -42,9 +42,3 @@ def test_swapping_twice_changes_nothing():
     assert again[0] is PARAMS and again[1].average is state.average
     assert swap(PARAMS, "another state") == (PARAMS, "another state")
     assert averaged(PARAMS, ()) is PARAMS
-
-
-def test_a_run_from_a_stored_model_averages_from_there():
-    state = with_average(optax.sgd(1.0), 0.9).init({"w": jnp.zeros(2)})
-    assert restarted(state, PARAMS).average["w"].tolist() == [1, 2]
-    assert restarted((), PARAMS) == ()

@@ -307,13 +307,6 @@ def swap(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
     return opt_state.average, opt_state._replace(average=params)
 
 
-def restarted(opt_state: PyTree, params: PyTree) -> PyTree:
-    """Returns a new optimizer's state for other first parameters."""
-    if not isinstance(opt_state, AverageState):
-        return opt_state
-    return opt_state._replace(average=jax.tree.map(jnp.copy, params))
-
-
 def is_of_backbone(path: str) -> bool:
     """Returns whether a parameter is of no head and of no adapter, by the part that holds it."""
     part = param_names.part_of(path)
