@@ -115,6 +115,18 @@ def test_fields_that_the_stored_model_lacks(tmp_path):
     refuses(told, merged, ALBERT, {"odd": 1}, "run")
 
 
+def test_loops_that_have_grown_stay_grown(tmp_path):
+    """A run that has begun keeps its own, and a flag lets them grow again."""
+    counts = WIDENET["loop"]["counts"] | {"train": "grow"}
+    place = run(tmp_path / "run", WIDENET | {"loop": WIDENET["loop"] | {"counts": counts}})
+    flags = [f"--config.init_from={place}"]
+    assert set_fields(config(), flags).model.to_dict() == WIDENET
+    again = [*flags, "--config.model.loop.counts.train=grow"]
+    (tmp_path / "run" / "checkpoints").mkdir()
+    for how in ({"flags": again}, {"flags": flags, "workdir": place}):
+        assert set_fields(config(), **how).model.loop.counts.to_dict() == counts
+
+
 def test_a_model_of_another_kind(tmp_path):
     """A table of texts and photos need different models, also of one that is public."""
     images = {"data": {"image_size": 24}, "optimizer": {"learning_rate": 1.0}}

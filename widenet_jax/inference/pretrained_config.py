@@ -93,14 +93,19 @@ def remove_unfit(moe: dict[str, Any], router: str) -> None:
 
 
 def completed(model: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
-    """Returns a `config.model` with the fields that one of before lacks, and without adapters.
+    """Returns a `config.model` with the fields that one of before lacks, and what a new run leaves.
 
-    Those of stored kernels are read as parts of these; a run that has `begun` keeps all.
+    Adapters of stored kernels are read as parts of these, and loops have grown. A run that has
+    `begun` keeps all.
     """
     usual = defaults.values(defaults.ADAPTER)
     adapter = usual | dict(model.get("adapter", {}))
     kept = begun or adapter["tie"] == "none"
-    return {"drop_path": 0.0, **model, "adapter": adapter if kept else usual}
+    found = {"drop_path": 0.0, **model, "adapter": adapter if kept else usual}
+    counts = model.get("loop", {}).get("counts", {})
+    if counts.get("train") == "grow" and not begun:
+        found["loop"] = {**model["loop"], "counts": {**counts, "train": "fixed"}}
+    return found
 
 
 def recipe_of(pretrained: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
