@@ -103,6 +103,10 @@ def test_fields_of_a_flag_that_another_makes_idle_are_named(capsys: pytest.Captu
     ]
     flags = ["--config.optimizer.name=sgd", "--config.optimizer.momentum=0.5"]
     assert not without_effect(override(config, flags), flags)
+    flags = ["--config.optimizer.name=muon", "--config.optimizer.freeze=backbone"]
+    [line] = without_effect(override(config, flags), flags)
+    assert line.startswith("config.optimizer.name=muon trains no matrix beside freeze=backbone: ")
+    assert not without_effect(config, flags[:1])
     told = "note: --config.augment.eval_crop_fraction has no effect beside config.augment.eval_crop"
     flag = "--config.augment.eval_crop_fraction=0.5"
     assert main(["", "--config", f"{ROOT}/configs/digits.py", "--print_config", flag]) == 0

@@ -72,6 +72,17 @@ def test_lamb_scales_each_expert_alone():
     np.testing.assert_allclose(moved, 0.1 * jnp.sqrt(jnp.sum(before**2, axis=(1, 2))), rtol=1e-4)
 
 
+def test_lamb_moves_adapters_at_the_whole_rate():
+    """They start at 0: what has a trust ratio would stay near it."""
+    adapter = {"query": {"kernel": {"down": jnp.ones((2, 1)), "up": jnp.zeros((1, 2))}}}
+    params = {"encoder": {"adapter": adapter, "query": {"kernel": jnp.full((2, 2), 0.5)}}}
+    tx, _ = optimizers.build(params, name="lamb", weight_decay=0.0)
+    after = optimizers.train(tx, params, [jax.tree.map(jnp.ones_like, params)] * 3)["encoder"]
+    up = after["adapter"]["query"]["kernel"]["up"]
+    np.testing.assert_allclose(up, -0.3, rtol=1e-4)
+    np.testing.assert_allclose(after["query"]["kernel"], 0.5 * 0.9**3, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("scale", "clipped"), [(100.0, True), (1e-3, False)])
 def test_the_global_norm_is_clipped_before_the_optimizer(scale: float, clipped: bool):
     [gradient] = gradients(1, scale)

@@ -136,15 +136,25 @@ def whole_to_numbers(config: ConfigDict) -> None:
 
 
 def without_effect(config: ConfigDict, flags: Sequence[str]) -> list[str]:
-    """Returns a line for each field that flags set and that another field makes idle."""
+    """Returns a line for each field that flags set and that another field makes idle.
+
+    Also where a flag freezes all matrices that Muon would move.
+    """
     rows, fields = configs_module("defaults").WITHOUT_EFFECT, dict(fields_of(config))
-    named = (flag.removeprefix("--config.").partition("=")[0] for flag in flags)
+    named = [flag.removeprefix("--config.").partition("=")[0] for flag in flags]
     idle = ((name, rows[name][0]) for name in named if name in rows)
-    return [
+    lines = [
         f"--config.{name} has no effect beside config.{other}={fields[other]}"
         for name, other in idle
         if fields.get(other) in rows[name][1]
     ]
+    optimizer = config.optimizer if "optimizer.freeze" in named else {}
+    if optimizer.get("name") == "muon" and optimizer.freeze != "none":
+        lines.append(
+            f"config.optimizer.name=muon trains no matrix beside freeze={optimizer.freeze}: AdamW "
+            f"trains the rest, at adam_rate={optimizer.adam_rate} of the learning rate"
+        )
+    return lines
 
 
 def check_task(config: ConfigDict, before: str) -> None:

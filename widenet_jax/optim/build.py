@@ -11,7 +11,7 @@ Fields of `config.optimizer`:
     momentum); decoupled in AdamW and Muon. All are scaled by the learning rate.
   grad_clip_norm: the largest global norm; 0 turns clipping off.
   exclude_norm_and_bias: whether norms and biases are excluded from weight decay and, under
-    LAMB, have trust ratio 1.
+    LAMB, have trust ratio 1. Adapters always have: it would keep those that start at 0 near 0.
   decay_exclude: regex of whole paths that are also excluded from weight decay; '' for none.
   layer_decay: factor of the learning rate from each layer to the one below, in (0, 1]; see
     `update_factors`.
@@ -202,7 +202,9 @@ def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
     if regex and not excluded:
         near = f"matches no parameter path in full; the nearest is {nearest(regex, paths)}"
         raise BadInputError(f"{WHERE}.decay_exclude={regex!r} {near}")
-    return Exclusions(lambda path: small(path) or path in excluded, small)
+    start_at_0 = lambda path: param_names.part_of(path) == param_names.ADAPTERS  # noqa: E731
+    no_decay = lambda path: small(path) or path in excluded  # noqa: E731
+    return Exclusions(no_decay, lambda path: small(path) or start_at_0(path))
 
 
 def _adam_arguments(section: Mapping, exclude: Exclusions) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): orthogonal updates.
 
 Matrices here are the kernels of the encoder's layers, each expert's and each of q, k, v its own;
-routers are left out, as are all that is not in a block: embeddings, positions, heads.
+routers and adapters are left out, as are all that is not in a block: embeddings, positions, heads.
 """
 
 from collections.abc import Callable
