@@ -13,7 +13,7 @@ from small_runs import metrics_of, run_here, small_config
 from widenet_jax.data import sources
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.main import main, report_replay
-from widenet_jax.run.replay import first_not_finite, forward_noting
+from widenet_jax.run.replay import finite_examples, first_not_finite, forward_noting
 
 WILD = {
     "optimizer.learning_rate": 1e30,
@@ -120,6 +120,14 @@ def test_the_first_module_by_the_order_of_calls(
     noting = jax.jit(partial(forward_noting, Twice(looped)))
     _, finite = jax.device_get(noting(params, np.ones((2, 1), np.float32)))
     assert first_not_finite(finite) == first
+
+
+def test_outputs_that_no_example_has_alone():
+    """With exits the logits after each of two loops are [R, B, V]."""
+    logits = np.zeros((3, 5))
+    logits[1, 2] = np.nan
+    outputs = {"logits": logits, "loop_logits": np.stack([logits, logits]), "count": np.nan}
+    assert finite_examples(outputs, 3).tolist() == [True, False, True]
 
 
 def test_nothing_to_replay(tmp_path: Path, capsys: pytest.CaptureFixture):

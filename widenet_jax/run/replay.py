@@ -57,12 +57,11 @@ def replay(experiment: Experiment, data: Data, workdir: epath.Path, stop: Stop) 
     def work(params: PyTree, batch: dict[str, Array], step: Array) -> dict[str, PyTree]:
         grads, metrics = experiment.gradients(params, batch, step)
         outputs, modules = forward_noting(experiment.model, params, task.inputs(batch))
-        finite = [jnp.isfinite(x).all(axis=range(1, x.ndim)) for x in jax.tree.leaves(outputs)]
         return {
             "loss": metrics.means["loss"],
             "gradient_norm": gradient_norm(grads),
             "finite_gradients": jax.tree.map(lambda g: jnp.isfinite(g).all(), grads),
-            "finite_examples": jnp.stack(finite).all(axis=0),
+            "finite_examples": finite_examples(outputs, experiment.config.batch_size),
             "finite_modules": modules,
         }
 
@@ -110,6 +109,15 @@ def forward_noting(
     with nn.intercept_methods(note), precision_of(model):
         (outputs, _), found = apply({"params": gather_shared(params)}, inputs)
     return outputs, {path[-1]: finite for path, (finite,) in flatten_dict(found["finite"]).items()}
+
+
+def finite_examples(outputs: PyTree, batch_size: int) -> Array:  # [B]
+    """Returns whether each example's outputs are finite, without those that no example has alone.
+
+    These have another leading axis than B, such as the logits after each loop.
+    """
+    leaves = [x for x in jax.tree.leaves(outputs) if np.shape(x)[:1] == (batch_size,)]
+    return jnp.array([jnp.isfinite(x).all(axis=range(1, x.ndim)) for x in leaves]).all(axis=0)
 
 
 def first_not_finite(finite: Mapping[str, bool]) -> str:
