@@ -202,9 +202,11 @@ def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
     if regex and not excluded:
         near = f"matches no parameter path in full; the nearest is {nearest(regex, paths)}"
         raise BadInputError(f"{WHERE}.decay_exclude={regex!r} {near}")
-    start_at_0 = lambda path: param_names.part_of(path) == param_names.ADAPTERS  # noqa: E731
-    no_decay = lambda path: small(path) or path in excluded  # noqa: E731
-    return Exclusions(no_decay, lambda path: small(path) or start_at_0(path))
+
+    def keeps_rate(path: str) -> bool:
+        return small(path) or param_names.part_of(path) == param_names.ADAPTERS
+
+    return Exclusions(lambda path: small(path) or path in excluded, keeps_rate)
 
 
 def _adam_arguments(section: Mapping, exclude: Exclusions) -> dict[str, Any]:
