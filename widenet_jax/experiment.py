@@ -30,7 +30,8 @@ from widenet_jax.nn.build import (
     with_implementation,
 )
 from widenet_jax.nn.loop import draw_loops, places_of
-from widenet_jax.nn.stack_settings import parse_model
+from widenet_jax.nn.rules import check_rules, packed_rules
+from widenet_jax.nn.stack_settings import StackSettings, parse_model
 from widenet_jax.optim.build import build_optimizer, check_freeze
 from widenet_jax.param_names import ADAPTERS, part_of, path_names
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
@@ -107,6 +108,7 @@ def build_experiment(
     task = build_task(config, data_info)
     total_steps, eval_every, save_every = lengths(config, data_info)
     model = model_of(config, task, attention)
+    check_packed(model, task)
     check_batch(config, model, task, mesh)
     params = tried_parameters(model, task, mesh)
     check_freeze(config.optimizer, params, config.init_from)
@@ -217,12 +219,15 @@ def check_config(config: ConfigDict, data_info: DataInfo) -> None:
       BadInputError: the config does not fit itself or the data.
     """
     task = build_task(config, data_info)
-    depth = parse_model(config.model, **task.model_fields).depth
+    model = parse_model(config.model, **task.model_fields)
+    check_packed(model, task)
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     # Which parameters decay_exclude matches is known once there are some.
     optimizer = dict(config.optimizer) | {"decay_exclude": ""}
     total_steps, *_ = lengths(config, data_info)
-    build_optimizer(optimizer, params_or_shapes={}, depth=depth, total_steps=total_steps, **sizes)
+    build_optimizer(
+        optimizer, params_or_shapes={}, depth=model.depth, total_steps=total_steps, **sizes
+    )
 
 
 def build_task(config: ConfigDict, data_info: DataInfo) -> Task:
@@ -263,6 +268,12 @@ def max_skipped_updates(config: ConfigDict) -> int:
 def group_size(model: nn.Module, task: Task) -> int:
     """Returns how many consecutive examples must stay together: whole token and task groups."""
     return math.lcm(model.examples_per_group, task.group_size)
+
+
+def check_packed(model: nn.Module | StackSettings, task: Task) -> None:
+    """Raises BadInputError where a packed row's documents would see each other."""
+    if "segment_ids" in task.batch_spec(1):
+        check_rules(packed_rules(model))
 
 
 def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) -> None:

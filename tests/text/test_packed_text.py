@@ -2,10 +2,14 @@
 
 import jax
 import numpy as np
+import pytest
 from compiled import init
+from refusals import refuses
 
+from configs import defaults
 from configs.variants import model_section
-from widenet_jax.data.contract import ArraySpec
+from widenet_jax.data.contract import ArraySpec, DataInfo
+from widenet_jax.experiment import build_experiment, check_config
 from widenet_jax.nn.build import build_model
 from widenet_jax.text.data.instances import InstanceTransform
 from widenet_jax.text.data.masking import MaskingRules
@@ -26,6 +30,23 @@ def batches() -> tuple[dict, dict]:
     stack = lambda rows: {k: np.stack([row[k] for row in rows]) for k in rows[0]}  # noqa: E731
     alone = stack([TRANSFORM.sequence(one) for one in instances])
     return alone, stack([TRANSFORM.row(row) for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("option", "told"), [("ffn=soft_moe", "ffn=soft_moe mixes all tokens of a row"), ("", "")]
+)
+def test_experts_that_mix_a_row_are_refused(option: str, told: str):
+    """Documents of a row would see each other; in rows of their own they do not."""
+    config = defaults.get_config(model_section(f"albert_tiny,{option}".strip(",")), "masked_lm")
+    config.data.max_length = T
+    for batch, line in zip(batches(), ("", told), strict=True):
+        example = {name: ArraySpec(x.shape[1:], str(x.dtype)) for name, x in batch.items()}
+        info = DataInfo(12, example, {"vocab_size": V})
+        for check in (check_config, lambda *given: build_experiment(*given, jax.devices()[:1])):
+            if line:
+                refuses(f"^config.model.{line}.*without --pack", check, config, info)
+            else:
+                check(config, info)
 
 
 def test_losses_and_gradients_are_those_of_unpacked_instances():

@@ -27,7 +27,7 @@ the class attribute `routes = True`. To have its router tied otherwise than its 
 `build_router(parent, name)` builds. With `config.model.norm_position=peri` it also takes
 `selection=`, the normed x, which its router reads in place of x. A feed-forward in which a token's
 output depends on tokens after it has the attribute `mixes = True`: a language model refuses it
-unless it is asked for.
+unless it is asked for, and packed rows of documents do unless it `routes`.
 
 Before a run a user's feed-forward is tried on random tokens: values must be finite, and in a
 language model a token's output must not change with later tokens.

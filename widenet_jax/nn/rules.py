@@ -498,6 +498,19 @@ def language_rules(model: Any) -> Iterator[Row]:
         )
 
 
+def packed_rules(model: Any) -> Iterator[Row]:
+    """Yields the rule of a model whose examples are packed rows of several documents.
+
+    Routers may see them all: they see other examples of a group, too.
+    """
+    ffn = model.feed_forwards[model.ffn]
+    yield (
+        ffn.mixes and not ffn.routes,
+        f"config.model.ffn={model.ffn} mixes all tokens of a row, and this set packs several "
+        "documents into one; prepare it without --pack, or choose another config.model.ffn",
+    )
+
+
 def vision_rules(model: Any) -> Iterator[Row]:
     """Yields the rules of an image model."""
     yield (
