@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refuses
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.language.model import LanguageModel
@@ -73,6 +74,14 @@ def test_windows_with_a_full_memory_equal_one_pass(depth: int, lengths: tuple[in
     parts, carry = run(model, lengths, T, memory=noise)
     np.testing.assert_allclose(parts, whole, atol=1e-5)
     assert carry["memory_length"].tolist() == [T] * B
+
+
+def test_a_start_that_depends_on_places_is_refused():
+    """With a memory a token's place in its window is any; without, it is always the same."""
+    section = MODEL | {"loop": {"core": ((1, 2),), "start": "noise", "inject": "linear"}}
+    told = r"^config.model.loop.start=noise depends on a token.s place .*attention.name=full$"
+    refuses(told, build_model, section, vocab_size=V)
+    build_model(section | {"attention": {"name": "full", "num_heads": 4}}, vocab_size=V)
 
 
 def test_a_short_memory_holds_the_latest_tokens():

@@ -490,6 +490,11 @@ def language_rules(model: Any) -> Iterator[Row]:
         "config.model.allow_mixing=true",
     )
     yield memory and model.loop.exits, f"{LOOP}.exit needs {OF_EXITS}"
+    yield (
+        memory and model.loop.start == "noise",
+        f"{LOOP}.start=noise depends on a token's place in its window, and with a memory windows "
+        f"begin anywhere; set {LOOP}.start=prelude or config.model.attention.name=full",
+    )
     for change in model.loop.other_counts()[:1]:
         yield (
             memory,
