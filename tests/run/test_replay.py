@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from small_runs import metrics_of, run_here, small_config
 
+from configs.variants import model_section
 from widenet_jax.data import sources
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.main import main, report_replay
+from widenet_jax.nn.build import build_model
 from widenet_jax.run.replay import finite_examples, first_not_finite, forward_noting
 
 WILD = {
@@ -128,6 +130,17 @@ def test_outputs_that_no_example_has_alone():
     logits[1, 2] = np.nan
     outputs = {"logits": logits, "loop_logits": np.stack([logits, logits]), "count": np.nan}
     assert finite_examples(outputs, 3).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("tie", ["weights", "none"])
+def test_modules_of_a_model_with_adapters(tie: str):
+    """Its blocks run merged, as without adapters, and each module is noted."""
+    section = model_section("widenet_tiny") | {"adapter": {"rank": 2, "tie": tie}}
+    model, x = build_model(section, num_classes=3), {"image": np.ones((4, 8, 8, 1), np.float32)}
+    params = jax.jit(partial(model.init, train=False))(jax.random.key(0), x)["params"]
+    params["encoder"]["block_01_norm_ffn"]["scale"] *= np.nan
+    _, finite = jax.device_get(jax.jit(partial(forward_noting, model))(params, x))
+    assert first_not_finite(finite) == "encoder/block_01_norm_ffn"
 
 
 def test_nothing_to_replay(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -20,8 +20,9 @@ from widenet_jax.checkpoint.series import Series
 from widenet_jax.data.contract import Data
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment
+from widenet_jax.nn.settings import NO_ADAPTER
 from widenet_jax.optim.build import gradient_norm
-from widenet_jax.param_names import named_leaves
+from widenet_jax.param_names import ENCODER, named_leaves
 from widenet_jax.run.runtime import read_batches, records_of_step
 from widenet_jax.run.stopping import Stop
 from widenet_jax.run.workdir import check_info
@@ -103,11 +104,17 @@ def forward_noting(
             calls.append(path)
         return output
 
+    params = gather_shared(params)
+    if getattr(model, "adapter", NO_ADAPTER).rank:  # whose blocks run in an apply of their own
+        from widenet_jax.nn import adapters  # most models do without
+
+        params = {**params, ENCODER: adapters.merged(model.stack, params[ENCODER])}
+        model = model.clone(**adapters.without(model.stack))
     # Linen notes nothing inside a loop or a recomputed block.
     plain = {k: v for k, v in {"unroll": True, "remat": "none"}.items() if hasattr(model, k)}
     apply = partial(model.clone(**plain).apply, train=False, mutable=["finite"])
     with nn.intercept_methods(note), precision_of(model):
-        (outputs, _), found = apply({"params": gather_shared(params)}, inputs)
+        (outputs, _), found = apply({"params": params}, inputs)
     return outputs, {path[-1]: finite for path, (finite,) in flatten_dict(found["finite"]).items()}
 
 
