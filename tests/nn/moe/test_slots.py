@@ -34,6 +34,18 @@ def test_no_number_in_between_leaves_int32():
         assert capacity_limit(jnp.array([4112]), moe, train=False).tolist() == [slots]
 
 
+def test_a_large_denominator():
+    """50176 * 51199, of the rest of the factor alone, exceeds 2**31; 50176 * 51199 / 51200."""
+    moe = MoeSettings(1, 512, 1, 511.99, 511.99, 1, capacity_rule="authors_code")
+    tokens = [0, 1, 255, 256, 50176, 2**22 + 1]
+    limits = [capacity_limit(n, moe, train=True) for n in tokens]
+    assert limits == [max(n * 51199 // 51200 - 1, 0) for n in tokens]
+    assert capacity_limit(jnp.array(tokens), moe, train=True).tolist() == limits
+    moe = MoeSettings(1, 4096, 1, 999.999, 999.999, 1)  # the largest denominator, rounded up
+    limits = [capacity_limit(n, moe, train=True) for n in tokens]
+    assert capacity_limit(jnp.array(tokens), moe, train=True).tolist() == limits
+
+
 # Three tokens choose (0, 1), (1, 0), (0, 1); their best gates are 0.5, 0.9, 0.6.
 ROUTING = Routing(
     expert_index=jnp.array([[[0, 1], [1, 0], [0, 1]]]),

@@ -19,10 +19,15 @@ from widenet_jax.typing import Array, Aux, Routing
 def floor_times(n: Array | int, ratio: Fraction) -> Array | int:
     """Returns floor(n * ratio) exactly; floating point may turn 1.2 * 2 * 10 / 4 into 7, not 6.
 
-    The whole part of the ratio is multiplied separately, so that no product exceeds int32.
+    The whole part of the ratio is multiplied separately, and the rest by one byte of n after the
+    other, as n * rest may exceed int32. Denominators are at most 1000 E.
     """
     whole, rest = divmod(ratio.numerator, ratio.denominator)
-    return n * whole + n * rest // ratio.denominator
+    quotient, left = 0, 0
+    for digit in (n >> 24, n >> 16 & 255, n >> 8 & 255, n & 255):
+        more, left = divmod(left * 256 + digit * rest, ratio.denominator)
+        quotient = quotient * 256 + more
+    return n * whole + quotient
 
 
 def ceil_times(n: Array | int, ratio: Fraction) -> Array | int:
