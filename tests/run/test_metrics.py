@@ -203,7 +203,7 @@ def tensorboard_events(directory: Path) -> list:
 def test_tensorboard_reads_the_scalars_and_where_a_run_resumed(tmp_path: Path):
     out = writer(tmp_path, tensorboard=True)
     out.resume(4)
-    out.write(5, "train", {"loss": 0.5, "load": [0.25, 0.75]})
+    out.write(5, "train", {"loss": 0.5, "load": [0.25, 0.75, np.nan]})
     out.write(5, "eval", {"loss": 2.0})
     out.write_timing(5, {"images_per_second": 64.0, "seconds_per_step": 0.25})
     out.close()
@@ -217,6 +217,7 @@ def test_tensorboard_reads_the_scalars_and_where_a_run_resumed(tmp_path: Path):
         ("timing/images_per_second", 5): 64.0,
         ("timing/seconds_per_step", 5): 0.25,
     }
+    assert '"load": [0.25, 0.75, null]' in (tmp_path / "metrics.jsonl").read_text()
     starts = [e.step for e in events if e.HasField("session_log") and e.session_log.status == 1]
     assert starts == [5]  # TensorBoard hides earlier events from this step on
 

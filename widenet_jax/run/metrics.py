@@ -290,6 +290,7 @@ def scalars(record: Mapping) -> dict[str, float]:
     {"eval/a": 1, "eval/b/0/0": 2, "eval/b/0/1": 3}.
 
     The split is part of the name, because training and evaluation have metrics of the same name.
+    NaN in an array, of a loop that did not run, is left out.
     """
     flat = {}
     for name, value in record.items():
@@ -297,7 +298,8 @@ def scalars(record: Mapping) -> dict[str, float]:
             continue
         array = np.asarray(value)
         for index in np.ndindex(array.shape):
-            flat["/".join([record["split"], name, *map(str, index)])] = float(array[index])
+            if not (index and np.isnan(array[index])):
+                flat["/".join([record["split"], name, *map(str, index)])] = float(array[index])
     return flat
 
 

@@ -93,6 +93,9 @@ def test_without_a_weight_there_is_no_loss():
     aux = SwitchHead(N, num_experts=4, entropy=0.0).aux(of_sides, of_sides, jnp.ones((1, 2), bool))
     assert aux["losses"] == {} and aux["loss"] == 0
     assert SwitchHead.summarize({"load": np.ones((1, 3))}) == {}
+    load = {"attention_load": np.stack([np.ones((2, N, 4)), np.zeros((2, N, 4))])}
+    shares = SwitchHead.summarize(load)["attention_load"]  # the second of two did not run
+    assert (shares[0] == 0.25).all() and np.isnan(shares[1]).all()
 
 
 def test_rotation_by_hand():

@@ -35,3 +35,6 @@ def test_summary_is_shares_and_means():
     np.testing.assert_allclose(summary["importance"], [[1.1 / 1.8, 0.3 / 1.8, 0.4 / 1.8]] * 2, 1e-5)
     np.testing.assert_allclose(summary["drop_rate"], [0.25, 0.25])
     np.testing.assert_allclose(summary["router_entropy"], [0.8513323] * 2, rtol=1e-5)
+    idle = {key: np.stack([value, np.zeros_like(value)]) for key, value in stats.items()}
+    for name, value in summarize(idle | {"no_expert": np.zeros(2)}).items():  # a loop did not run
+        assert np.isfinite(value[0]).all() and np.isnan(value[1]).all(), name

@@ -111,11 +111,12 @@ class SwitchHead(SelfAttention):
 
     @staticmethod
     def summarize(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns attention_load [operations, 2, N, A] as shares of 1 for each head."""
+        """Returns attention_load [operations, 2, N, A], a head's shares; NaN where none ran."""
         if "attention_load" not in sums:
             return {}
         load = np.asarray(sums["attention_load"], np.float64)
-        return {"attention_load": load / np.maximum(load.sum(-1, keepdims=True), 1)}
+        sent = load.sum(-1, keepdims=True)
+        return {"attention_load": load / np.where(sent > 0, sent, np.nan)}
 
 
 @jax.checkpoint

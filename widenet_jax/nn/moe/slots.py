@@ -216,16 +216,18 @@ def summarize(statistics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     Returns load [operations, E] and importance [operations, E] as shares of 1; drop_rate
     [operations], the share of (token, choice) pairs dropped; router_entropy [operations] in nats,
     at most log(E); where experts choose, no_expert_rate [operations], the share of tokens that none
-    took.
+    took. All are NaN for an operation that did not run.
     """
     sums = {key: np.asarray(value, np.float64) for key, value in statistics.items()}
     sent = np.maximum(sums["load"].sum(axis=-1, keepdims=True), 1)
     gates = np.maximum(sums["importance"].sum(axis=-1, keepdims=True), 1e-30)
     tokens = np.maximum(sums["tokens"], 1)
     lost = {"no_expert_rate": sums["no_expert"] / tokens} if "no_expert" in sums else {}
-    return lost | {
+    shares = lost | {
         "load": sums["load"] / sent,
         "importance": sums["importance"] / gates,
         "drop_rate": sums["dropped"] / np.maximum(sums["pairs"], 1),
         "router_entropy": sums["entropy"] / tokens,
     }
+    ran = np.where(sums["tokens"] > 0, 1, np.nan)
+    return {name: (value.T * ran).T for name, value in shares.items()}
