@@ -355,31 +355,41 @@ MODELS = {
     "model.product_key": PRODUCT_KEY
     | {"kernel_init": ("pre_norm", "as model.kernel_init", KERNEL_INITS)},
 }
-# Field -> another one, with the values of it beside which the first has no effect.
-WITHOUT_EFFECT = {
-    "max_skipped_updates": ("on_nonfinite", ("stop",)),
-    "data.max_bad_fraction": ("data.on_bad_example", ("error",)),
-    "optimizer.momentum": ("optimizer.name", ("adamw", "lamb")),
-    "optimizer.b1": ("optimizer.name", ("sgd",)),
-    "optimizer.b2": ("optimizer.name", ("sgd",)),
-    "optimizer.eps": ("optimizer.name", ("sgd",)),
-    "optimizer.adam_rate": ("optimizer.name", ("adamw", "lamb", "sgd")),
-    "optimizer.end_learning_rate": ("optimizer.schedule", ("constant",)),
-    "augment.crop_area_min": ("augment.crop", ("pad",)),
-    "augment.pad_pixels": ("augment.crop", ("inception",)),
-    "augment.eval_crop_fraction": ("augment.eval_crop", ("squash",)),
-    "augment.randaugment_magnitude": ("augment.randaugment_layers", (0,)),
-    "augment.randaugment_before_crop": ("augment.randaugment_layers", (0,)),
-    "model.adapter.tie": ("model.adapter.rank", (0,)),
-    "model.adapter.alpha": ("model.adapter.rank", (0,)),
-    "model.moe.capacity_factor": ("model.moe.capacity_rule", ("unlimited",)),
-    "model.moe.capacity_factor_eval": ("model.moe.capacity_rule", ("unlimited",)),
-    "model.loop.exit.threshold": ("model.loop.exit.rule", ("none",)),
-    "model.loop.exit.entropy": ("model.loop.exit.loss", ("last", "mean")),
-    "model.loop.counts.mean": ("model.loop.counts.train", ("fixed", "grow")),
-    "model.loop.counts.sigma": ("model.loop.counts.train", ("fixed", "grow")),
-    "model.loop.counts.backprop_last": ("model.loop.counts.train", ("fixed", "grow")),
-}
+OWN_BIAS = ("moe", "soft_moe", "product_key")
+# A field, and others with their values; beside all of these the field has no effect.
+WITHOUT_EFFECT = (
+    ("max_skipped_updates", {"on_nonfinite": ("stop",)}),
+    ("data.max_bad_fraction", {"data.on_bad_example": ("error",)}),
+    ("optimizer.momentum", {"optimizer.name": ("adamw", "lamb")}),
+    ("optimizer.b1", {"optimizer.name": ("sgd",)}),
+    ("optimizer.b2", {"optimizer.name": ("sgd",)}),
+    ("optimizer.eps", {"optimizer.name": ("sgd",)}),
+    ("optimizer.adam_rate", {"optimizer.name": ("adamw", "lamb", "sgd")}),
+    ("optimizer.end_learning_rate", {"optimizer.schedule": ("constant",)}),
+    ("augment.crop_area_min", {"augment.crop": ("pad",)}),
+    ("augment.pad_pixels", {"augment.crop": ("inception",)}),
+    ("augment.eval_crop_fraction", {"augment.eval_crop": ("squash",)}),
+    ("augment.randaugment_magnitude", {"augment.randaugment_layers": (0,)}),
+    ("augment.randaugment_before_crop", {"augment.randaugment_layers": (0,)}),
+    ("model.ffn_output_activation", {"model.ffn": ("product_key",), "model.ffn_blocks": ("all",)}),
+    ("model.ffn_dropout", {"model.ffn": ("product_key",), "model.ffn_blocks": ("all",)}),
+    ("model.ffn_dropout", {"model.ffn": ("mlp",), "model.dropout": (0.0,)}),
+    ("model.ffn_bias", {"model.ffn": OWN_BIAS, "model.ffn_blocks": ("all",)}),
+    ("model.ffn_blocks", {"model.ffn": ("mlp",)}),
+    ("model.adapter.tie", {"model.adapter.rank": (0,)}),
+    ("model.adapter.alpha", {"model.adapter.rank": (0,)}),
+    ("model.attention.num_selected_experts", {"model.attention.num_experts": (1,)}),
+    ("model.attention.entropy", {"model.attention.num_experts": (1,)}),
+    ("model.moe.capacity_factor", {"model.moe.capacity_rule": ("unlimited",)}),
+    ("model.moe.capacity_factor_eval", {"model.moe.capacity_rule": ("unlimited",)}),
+    ("model.moe.priority", {"model.moe.capacity_rule": ("unlimited",)}),
+    ("model.moe.priority", {"model.moe.router.name": ("expert_choice",)}),
+    ("model.loop.exit.threshold", {"model.loop.exit.rule": ("none",)}),
+    ("model.loop.exit.entropy", {"model.loop.exit.loss": ("last", "mean")}),
+    ("model.loop.counts.mean", {"model.loop.counts.train": ("fixed", "grow")}),
+    ("model.loop.counts.sigma", {"model.loop.counts.train": ("fixed", "grow")}),
+    ("model.loop.counts.backprop_last", {"model.loop.counts.train": ("fixed", "grow")}),
+)
 
 
 def get_config(model: Mapping, task: str = "classification") -> ConfigDict:

@@ -92,11 +92,12 @@ def test_print_config(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyP
 
 def test_fields_of_a_flag_that_another_makes_idle_are_named(capsys: pytest.CaptureFixture):
     """Only of flags, as recipes set fields for other choices; the table names what there is."""
-    for field, (other, values) in WITHOUT_EFFECT.items():
-        assert {field, other} <= field_names()
-        for value in values:
+    for field, others in WITHOUT_EFFECT:
+        assert {field, *others} <= field_names()
+        for other, value in [(other, value) for other, of in others.items() for value in of]:
             row = rows_of("classification" if other.startswith("augment") else "")[other]
-            assert value == row[0] or str(value) in re.split(r"\W+", row[1]), (field, value)
+            known = [row[0], 0.0, *re.split(r"\W+", row[1]), *ROUTER_FIELDS]
+            assert value in known or str(value) in known, (field, value)
     config = config_named("digits")
     assert without_effect(config, ["--config.optimizer.momentum=0.5", "--config.seed=3"]) == [
         "--config.optimizer.momentum has no effect beside config.optimizer.name=adamw"
@@ -107,6 +108,12 @@ def test_fields_of_a_flag_that_another_makes_idle_are_named(capsys: pytest.Captu
     [line] = without_effect(override(config, flags), flags)
     assert line.startswith("config.optimizer.name=muon trains no matrix beside freeze=backbone: ")
     assert not without_effect(config, flags[:1])
+    flags = ["--config.model.ffn_dropout=true", "--config.model.activation=silu"]
+    config = config_named("language_model:tiny,ffn=product_key")
+    beside = "has no effect beside config.model.ffn=product_key and config.model.ffn_blocks=all"
+    assert without_effect(config, flags) == [f"--config.model.ffn_dropout {beside}"]
+    config.model.ffn_blocks = "every_2"
+    assert not without_effect(config, flags)
     told = "note: --config.augment.eval_crop_fraction has no effect beside config.augment.eval_crop"
     flag = "--config.augment.eval_crop_fraction=0.5"
     assert main(["", "--config", f"{ROOT}/configs/digits.py", "--print_config", flag]) == 0

@@ -198,7 +198,7 @@ def test_an_optimizer_that_no_step_can_run(make, words, monkeypatch: pytest.Monk
 
 
 IDLE = configs_module("defaults").WITHOUT_EFFECT
-OF_NAME = [(k, name) for k, of in IDLE.items() if of[0] == "optimizer.name" for name in of[1]]
+OF_NAME = [(k, name) for k, others in IDLE for name in others.get("optimizer.name", ())]
 
 
 @pytest.mark.slow

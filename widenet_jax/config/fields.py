@@ -136,17 +136,17 @@ def whole_to_numbers(config: ConfigDict) -> None:
 
 
 def without_effect(config: ConfigDict, flags: Sequence[str]) -> list[str]:
-    """Returns a line for each field that flags set and that another field makes idle.
+    """Returns a line for each field that flags set and that other fields make idle.
 
     Also where a flag freezes all matrices that Muon would move.
     """
     rows, fields = configs_module("defaults").WITHOUT_EFFECT, dict(fields_of(config))
-    named = [flag.removeprefix("--config.").partition("=")[0] for flag in flags]
-    idle = ((name, rows[name][0]) for name in named if name in rows)
+    named = {flag.removeprefix("--config.").partition("=")[0] for flag in flags}
     lines = [
-        f"--config.{name} has no effect beside config.{other}={fields[other]}"
-        for name, other in idle
-        if fields.get(other) in rows[name][1]
+        f"--config.{name} has no effect beside "
+        + " and ".join(f"config.{other}={fields[other]}" for other in others)
+        for name, others in rows
+        if name in named and all(fields.get(other) in of for other, of in others.items())
     ]
     optimizer = config.optimizer if "optimizer.freeze" in named else {}
     if optimizer.get("name") == "muon" and optimizer.freeze != "none":
