@@ -24,7 +24,7 @@ from widenet_jax.data.foreign import wrong_arguments
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import naming_arguments, raise_first
 from widenet_jax.evaluation import evaluate, evaluate_newest
-from widenet_jax.experiment import Experiment, build_experiment
+from widenet_jax.experiment import Experiment, build_experiment, input_spec
 from widenet_jax.files import absolute, is_remote, require_store
 from widenet_jax.optim.build import averaged, is_frozen
 from widenet_jax.run import workdir as workdirs
@@ -204,6 +204,7 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     how = {"model": config.model, "source": source, "same_classes": stored.same_classes}
     how["differing"] = stored.differing
     how["frozen"] = partial(is_frozen, freeze=config.optimizer.get("freeze", "none"))
+    how["tokens"] = lambda: experiment.model.num_tokens(input_spec(experiment.task))
     params, taken = finetune_params(to_host(fresh), stored.params, **how)
     note("; ".join(filter(None, (taken, stored.note))))
     placed = jax.device_put(params, jax.tree.map(lambda x: x.sharding, state.params))

@@ -8,6 +8,7 @@ import pytest
 from refusals import refuses
 
 from widenet_jax.inference.pretrained import finetune_params
+from widenet_jax.nn.settings import SoftMoeSettings
 from widenet_jax.optim.build import is_frozen
 from widenet_jax.vision.weights.huggingface import resize_positions
 
@@ -111,6 +112,20 @@ def test_another_model_names_the_first_parameter(extra_here: bool):
     (fresh if extra_here else pretrained)["encoder"] |= more
     told = "encoder/block_01/scale is in only one of the two;"
     refuses(told, finetune_params, fresh, pretrained, **TO_PRETRAINED)
+
+
+@pytest.mark.parametrize(("there", "tokens", "factor"), [(16, 17, 3.7647), (4, 65, 0.24615)])
+def test_soft_experts_of_another_size_of_images(there: int, tokens: int, factor: float):
+    """4 experts with p slots each: the factor that is named gives as many, p = c T / E."""
+    section = SoftMoeSettings(1, 4)
+    trees = [params(value) for value in (0.0, 1.0)]
+    for tree, slots in zip(trees, (section.slots(tokens), there), strict=True):
+        tree["encoder"]["block_00_soft_moe"] = {"mu": full(0, 2, 4, slots)}
+    told = r"mu is \[.* here; for as many slots add --config.model.soft_moe.capacity_factor="
+    refuses(told + f"{factor}", finetune_params, *trees, **TO_PRETRAINED, tokens=lambda: tokens)
+    assert SoftMoeSettings(1, 4, capacity_factor=factor).slots(tokens) == there
+    trees[1]["encoder"]["block_00_soft_moe"] = {"mu": full(0, 2, 8, there)}
+    refuses("here; finetune with", finetune_params, *trees, **TO_PRETRAINED, tokens=lambda: tokens)
 
 
 def test_a_model_with_a_class_token_is_another_model():

@@ -305,6 +305,7 @@ def finetune_params(
     same_classes: bool = False,
     differing: Sequence[str] = (),
     frozen: Callable[[str], bool] = lambda path: False,
+    tokens: Callable[[], int] | None = None,
 ) -> tuple[PyTree, str]:
     """Returns `fresh` with the backbone of `pretrained`, and a line that says what was taken.
 
@@ -316,13 +317,15 @@ def finetune_params(
       same_classes: whether both models have the same classes.
       differing: fields that let this model compute another function, for the line.
       frozen: whether a parameter, by its path, is never trained.
+      tokens: returns T of the model to finetune, for advice.
 
     Raises:
       BadInputError: the backbones differ, or a frozen parameter would be random.
     """
     pretrained = without_idle_routers(pretrained, fresh)
     new, old = (flax.traverse_util.flatten_dict(tree, sep="/") for tree in (fresh, pretrained))
-    taken, kept = taken_from(old, new, model, source=source, same_classes=same_classes)
+    how = {"source": source, "same_classes": same_classes, "tokens": tokens}
+    taken, kept = taken_from(old, new, model, **how)
     missing = sorted(new.keys() - taken.keys())
     raise_first(
         f"config.optimizer.freeze would keep {part_of(path)} random, because config.init_from="
@@ -350,13 +353,19 @@ def finetune_params(
 
 
 def taken_from(
-    old: Mapping, new: Mapping, model: Mapping, *, source: str, same_classes: bool
+    old: Mapping,
+    new: Mapping,
+    model: Mapping,
+    *,
+    source: str,
+    same_classes: bool,
+    tokens: Callable[[], int] | None,
 ) -> tuple[dict[str, np.ndarray], bool]:
     """Returns the parameters to take, fitted to the shapes of `new`; and whether the head is one.
 
     Args:
       old, new: parameters by path.
-      model, source, same_classes: as of `finetune_params`.
+      model, source, same_classes, tokens: as of `finetune_params`.
 
     Raises:
       BadInputError: the backbones differ.
@@ -376,7 +385,7 @@ def taken_from(
     fits = {k: k in fitted and fitted[k].shape == new[k].shape for k in old | new}
     raise_first(
         f"config.init_from={source} holds another model: {k} is {list(x.shape)} there and "
-        f"{list(new[k].shape)} here; {OWN_MODEL}"
+        f"{list(new[k].shape)} here; {own_slots(k, x.shape, new[k].shape, tokens) or OWN_MODEL}"
         for k, x in fitted.items()
         if part_of(k) not in rules and not fits[k]
     )
@@ -388,6 +397,14 @@ def taken_from(
         inside = [k for k in new if part_of(k) == scope]
         names += inside if all(fits[k] for k in inside) else []
     return {k: fitted[k] for k in names}, bool(kept)
+
+
+def own_slots(path: str, there: tuple, here: tuple, tokens: Callable[[], int] | None) -> str:
+    """Returns which capacity gives soft experts, of other lengths, their slots; "" of others."""
+    if not (tokens and path.endswith("soft_moe/mu") and there[:2] == here[:2]):
+        return ""
+    factor = there[1] * there[2] / tokens()
+    return f"for as many slots add --config.model.soft_moe.capacity_factor={factor:g}"
 
 
 def part_names(paths: Iterable[str]) -> str:

@@ -21,7 +21,8 @@ class SoftMoe(Module):
     all tokens of an example take part in every slot. Padding is not among the tokens; its own
     outputs are computed but never read. Parameters: `mu` [D, E, p], `scale`, 1 at first, `experts`.
 
-    The initialisation fixes the number of slots, also of shorter and longer examples.
+    The initialisation fixes the number of slots, also of shorter and longer examples. A model that
+    is finetuned on such examples needs another `capacity_factor` for as many slots.
     """
 
     settings: SoftMoeSettings
