@@ -190,25 +190,6 @@ def test_the_step_of_the_best_one_is_repeated(saved: Path, on_one: Mesh):
         assert checkpoints.best_value == 0.9
 
 
-def test_a_best_one_of_steps_that_come_otherwise_is_set_aside(saved: Path, on_one: Mesh, capfd):
-    """As of a killed run that is extended: the same step may be the best again."""
-    with closing(checkpoints_in(saved)) as checkpoints:
-        checkpoints.save_best(place(state_of(7), on_one), step=7, value=0.9)
-        checkpoints.wait()
-    with closing(checkpoints_in(saved)) as checkpoints:
-        checkpoints.restore(target_on(on_one))
-        checkpoints.set_aside_later_best(7)
-        assert checkpoints.best_value == 0.9
-        checkpoints.set_aside_later_best(5)
-        checkpoints.save_best(place(state_of(7), on_one), step=7, value=0.8)
-        checkpoints.wait()
-    assert best_of(saved) == ([7], 0.8) and (saved / "best" / "7.damaged").is_dir()
-    assert (
-        "best/7 is from before --extend, which repeats the steps after 5 otherwise; renamed"
-        in capfd.readouterr().err
-    )
-
-
 def test_a_best_one_that_the_disk_does_not_give_stays(saved: Path, on_one: Mesh):
     """A link that leads to itself is unreadable even for root, as a disk may be for a while."""
     with closing(checkpoints_in(saved)) as checkpoints:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from pathlib import Path
 
 import jax
@@ -115,16 +114,6 @@ def test_a_longer_run_has_the_bytes_of_one_that_was_so_long(tmp_path: Path):
     assert_same_end(tmp_path / "extended", tmp_path / "whole")
     ours, theirs = (tmp_path / name / "config.json" for name in ("extended", "whole"))
     assert ours.read_bytes() == theirs.read_bytes()
-
-
-@pytest.mark.slow
-def test_the_best_of_steps_that_a_kill_has_undone_is_set_aside(tmp_path: Path):
-    often = COSINE | {"checkpoint.every": "3 steps", "evaluation.every": "2 steps"}
-    run_here(tmp_path, duration="4 steps", **often)
-    assert [path.name for path in (tmp_path / "best").iterdir()] == ["4"]
-    shutil.rmtree(tmp_path / "checkpoints" / "4")
-    train_here(small_config(duration="8 steps", **often), tmp_path, extend=True)
-    assert (tmp_path / "best" / "4.damaged").is_dir()
 
 
 @pytest.mark.slow

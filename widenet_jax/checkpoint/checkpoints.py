@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.checkpoint.manifest import fingerprint
-from widenet_jax.checkpoint.series import FORMAT_VERSION, NONE, CannotReadError, Restored, Series
+from widenet_jax.checkpoint.series import FORMAT_VERSION, CannotReadError, Restored, Series
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.optim.build import swap
 from widenet_jax.step import COUNTERS, TrainState
@@ -97,13 +97,6 @@ class Checkpoints:
             return None
         value = best.meta.get(self.primary_metric.name)  # None: the task had another one then
         return None if value is None else float(value)
-
-    def set_aside_later_best(self, step: int) -> None:
-        """Renames the best checkpoint if it is of a step after `step`, with a warning."""
-        if self.best.step > step:
-            problem = f"is from before --extend, which repeats the steps after {step} otherwise"
-            self.best.quarantine({self.best.step: problem})
-            self.best.step, self.best_value = NONE, None
 
     def save(self, state: TrainState, *, step: int, **more: Any) -> None:
         """Writes `state` in the background, with `more` in its meta; at most once per step."""

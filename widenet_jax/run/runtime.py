@@ -118,8 +118,6 @@ class Runtime(ExitStack):
         self.state, meta = restored or (start(), {})
         notes.append(workdirs.check_info(meta, info, workdir=self.workdir, extend=extend))
         self.start_step = self.step = self.stop.saved = meta.get("step", 0)
-        if extend:  # the steps from here on are others
-            self.checkpoints.set_aside_later_best(self.step)
         self.evaluation_due = meta.get("evaluation_due", False)
         self.evaluation_due = self.evaluation_due and not on_every_host(self._has_result)
         check_agreement({"the restored step": (self.step, self.evaluation_due)})
