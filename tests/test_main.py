@@ -18,6 +18,7 @@ from refusals import refused
 from small_runs import shared_experiment
 
 from widenet_jax import train
+from widenet_jax.config import imports
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import exit_code_of
 from widenet_jax.errors import BadInputError, NoAccessError, RunFailedError
@@ -185,6 +186,8 @@ def test_programs_have_a_directory_before_a_config_imports_jax(tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # restored at the end
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    for name in ("IMPORTED", "NAMED"):  # so that later tests import nothing
+        monkeypatch.setattr(imports, name, {})
     has = "import os\nassert 'JAX_COMPILATION_CACHE_DIR' in os.environ\n"
     (tmp_path / "mine.py").write_text(has + "from configs.digits import get_config")
     (tmp_path / "parts.py").write_text(has)

@@ -241,15 +241,19 @@ def write_json(path: epath.PathLike, value: Any) -> None:
 def replacing(out: epath.Path, record: str, *others: str) -> Iterator[epath.Path]:
     """Yields an empty directory, whose files then replace those of an earlier call in `out`.
 
-    Its files are `record`, without which nothing is removed, and those that match `others`.
+    Its files are `record`, without which nothing is removed, and those that match `others`. Old
+    files go once all new ones are written.
     """
+    earlier = (out / record).exists()
     with TemporaryDirectory() as name:
         yield (new := epath.Path(name))
-        for pattern in (*others, record) if (out / record).exists() else ():
+        written = {path.name for path in new.iterdir()}
+        for file in (*sorted(written - {record}), record):
+            write_bytes(out / file, (new / file).read_bytes())
+        for pattern in others if earlier else ():
             for path in matching(out, pattern):
-                path.unlink()
-        for path in sorted(new.iterdir()):
-            write_bytes(out / path.name, path.read_bytes())
+                if path.name not in written:
+                    path.unlink()
 
 
 def without_nan(value: Any) -> Any:

@@ -148,7 +148,7 @@ def without_effect(config: ConfigDict, flags: Sequence[str]) -> list[str]:
         for name, others in rows
         if name in named and all(fields.get(other) in of for other, of in others.items())
     ]
-    optimizer = config.optimizer if "optimizer.freeze" in named else {}
+    optimizer = config.optimizer if named & {"optimizer.freeze", "optimizer.name"} else {}
     if optimizer.get("name") == "muon" and optimizer.freeze != "none":
         lines.append(
             f"config.optimizer.name=muon trains no matrix beside freeze={optimizer.freeze}: AdamW "

@@ -54,7 +54,7 @@ def few_shot(trained: Trained, shots: int) -> dict[str, Any]:
     draws = [draw(train, shots, seed) for seed in range(SEEDS)]
     drawn = np.unique(np.concatenate(draws))
     chosen = Subset(train, drawn, names, range(len(names)))
-    x, y, read = features_of(trained, chosen, transform)
+    x, y, read = features_of(trained, chosen, transform, limit=1.0)  # few, of a large split
     own = [np.isin(drawn, records) & read for records in draws]
     layers = [fit(x[one], y[one], len(names)) for one in own]
     x, y, read = features_of(trained, evaluation, transform)
@@ -95,15 +95,20 @@ def draw(source: Source, shots: int, seed: int) -> np.ndarray:
     return np.array(found)
 
 
-def features_of(trained: Trained, source: Source, transform: Any) -> tuple[np.ndarray, ...]:
-    """Returns features [n, D] and labels [n] of all examples, and which could be read: bool [n]."""
+def features_of(
+    trained: Trained, source: Source, transform: Any, *, limit: float | None = None
+) -> tuple[np.ndarray, ...]:
+    """Returns features [n, D] and labels [n] of all examples, and which could be read: bool [n].
+
+    Args and errors: as of `totals_over_source`.
+    """
     layer = task_spec(trained.config.task.name).last_layer
 
     def evaluate(params: PyTree, batch: dict[str, Array]) -> Evaluation:
         found = features(layer, trained.task, partial(forward, trained.model, params), batch)
         return Evaluation({}, {}, {"x": found, "y": batch["label"], "mask": batch["mask"]})
 
-    rows = totals_over_source(trained, evaluate, source, transform).rows
+    rows = totals_over_source(trained, evaluate, source, transform, limit=limit).rows
     return rows["x"], rows["y"], rows["mask"].astype(bool)
 
 

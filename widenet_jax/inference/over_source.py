@@ -37,7 +37,12 @@ Evaluate = Callable[[PyTree, Mapping[str, Array]], Evaluation]
 
 
 def totals_over_source(
-    trained: Trained, evaluate: Evaluate, source: Source, transform: Any
+    trained: Trained,
+    evaluate: Evaluate,
+    source: Source,
+    transform: Any,
+    *,
+    limit: float | None = None,
 ) -> Evaluation:
     """Adds up the sums of `evaluate` over a source, and joins its rows.
 
@@ -49,6 +54,7 @@ def totals_over_source(
       trained: the model; its config has the batch size and the workers.
       evaluate: a pure function, compiled here.
       source, transform: as `open_source` returns them.
+      limit: of the share of unreadable examples; `config.data.max_bad_fraction` by default.
 
     Raises:
       BadInputError: too large a share of the examples is unreadable.
@@ -78,7 +84,8 @@ def totals_over_source(
             run = {"task": trained.task, "config": config, "mesh": mesh}
             found = total(step, source, transform, **run, **hooks)
     bad, size = int(found.sums.pop(BAD)), len(source)
-    split = {"num_examples": size, "limit": config.data.max_bad_fraction}
+    limit = config.data.max_bad_fraction if limit is None else limit
+    split = {"num_examples": size, "limit": limit}
     problem = too_many_bad(bad, size, what=f"evaluation {trained.task.unit}", **split)
     raise_first([problem] if problem else [])
     return found

@@ -38,7 +38,7 @@ CHECKED += ("norm", "norm_position", "moe.activation")
 WITHOUT_EFFECT = {
     *("dtype", "unroll", "remat", "dispatch", "kernel_init", "table_init", "dropout"),
     *("ffn_dropout", "output_dropout", "expert_dropout", "noise_std", "capacity_factor"),
-    *("pre_logits", "num_positions", "drop_path"),
+    *("pre_logits", "num_positions", "drop_path", "train"),  # the last of loop.counts
 }
 # Files in a directory of Hugging Face's; large models have several.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")

@@ -95,8 +95,8 @@ def remove_unfit(moe: dict[str, Any], router: str) -> None:
 def completed(model: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
     """Returns a `config.model` with the fields that one of before lacks, and what a new run leaves.
 
-    Adapters of stored kernels are read as parts of these, and loops have grown. A run that has
-    `begun` keeps all.
+    Adapters of stored kernels are read as parts of these, and loops that have grown stay as many. A
+    run that has `begun` keeps all.
     """
     usual = defaults.values(defaults.ADAPTER)
     adapter = usual | dict(model.get("adapter", {}))

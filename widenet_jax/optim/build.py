@@ -11,7 +11,8 @@ Fields of `config.optimizer`:
     momentum); decoupled in AdamW and Muon. All are scaled by the learning rate.
   grad_clip_norm: the largest global norm; 0 turns clipping off.
   exclude_norm_and_bias: whether norms and biases are excluded from weight decay and, under
-    LAMB, have trust ratio 1. Adapters always have: it would keep those that start at 0 near 0.
+    LAMB, have trust ratio 1. Adapters always have ratio 1: another would keep them, which
+    start at 0, near 0.
   decay_exclude: regex of whole paths that are also excluded from weight decay; '' for none.
   layer_decay: factor of the learning rate from each layer to the one below, in (0, 1]; see
     `update_factors`.

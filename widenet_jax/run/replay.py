@@ -30,6 +30,8 @@ from widenet_jax.sharding import gather_shared, global_batch, to_host
 from widenet_jax.step import precision_of
 from widenet_jax.typing import Array, Inputs, PyTree
 
+OF_LOOPS = ("loop_logits", "leaves")  # outputs [R, B, ...] after each loop
+
 
 def replay(experiment: Experiment, data: Data, workdir: epath.Path, stop: Stop) -> dict[str, Any]:
     """Repeats the step whose loss or gradient was not finite, from the state kept for it.
@@ -121,8 +123,10 @@ def forward_noting(
 def finite_examples(outputs: PyTree, batch_size: int) -> Array:  # [B]
     """Returns whether each example's outputs are finite, without those that no example has alone.
 
-    These have another leading axis than B, such as the logits after each loop.
+    These are the outputs after each loop, and those with another leading axis than B.
     """
+    if isinstance(outputs, Mapping):
+        outputs = {name: x for name, x in outputs.items() if name not in OF_LOOPS}
     leaves = [x for x in jax.tree.leaves(outputs) if np.shape(x)[:1] == (batch_size,)]
     return jnp.array([jnp.isfinite(x).all(axis=range(1, x.ndim)) for x in leaves]).all(axis=0)
 
