@@ -355,7 +355,7 @@ MODELS = {
     "model.product_key": PRODUCT_KEY
     | {"kernel_init": ("pre_norm", "as model.kernel_init", KERNEL_INITS)},
 }
-OWN_BIAS = ("moe", "soft_moe", "product_key")
+OWN_BIAS = ("moe", "soft_moe", "product_key")  # that do not read `ffn_bias`
 # A field, and others with their values; beside all of these the field has no effect.
 WITHOUT_EFFECT = (
     ("max_skipped_updates", {"on_nonfinite": ("stop",)}),

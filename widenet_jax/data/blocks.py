@@ -327,8 +327,8 @@ def too_many_bad(bad: int, seen: int, *, num_examples: int, limit: float, what: 
     setting += why if allowed > limit * num_examples else ""
     return (
         f"{bad:,} of {seen:,} {what} could not be read; in each pass at most {int(allowed):,} of "
-        f"{num_examples:,} may be ({setting}); mend the data (notes name them; of a run those of "
-        "earlier starts, too, and each host its own) or allow them: "
+        f"{num_examples:,} may be ({setting}); mend the data (notes name them, also those of a "
+        "run's earlier starts; each host names its own) or allow them: "
         f"--config.data.max_bad_fraction={math.ceil(1000 * bad / max(seen, num_examples)) / 1000:g}"
     )
 

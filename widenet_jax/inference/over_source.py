@@ -18,7 +18,7 @@ from widenet_jax.data.contract import DataInfo, Source
 from widenet_jax.data.foreign import try_source
 from widenet_jax.data.labelled import LabelledImages, with_classes
 from widenet_jax.data.sources import build_source, build_transforms, stream_info
-from widenet_jax.errors import raise_first, refuse_value
+from widenet_jax.errors import BadInputError, raise_first, refuse_value
 from widenet_jax.evaluation import total
 from widenet_jax.experiment import build_task, evaluate_batch
 from widenet_jax.inference.pretrained import other_tokens
@@ -86,8 +86,8 @@ def totals_over_source(
     bad, size = int(found.sums.pop(BAD)), len(source)
     limit = config.data.max_bad_fraction if limit is None else limit
     split = {"num_examples": size, "limit": limit}
-    problem = too_many_bad(bad, size, what=f"evaluation {trained.task.unit}", **split)
-    raise_first([problem] if problem else [])
+    if problem := too_many_bad(bad, size, what=f"evaluation {trained.task.unit}", **split):
+        raise BadInputError(problem)
     return found
 
 
