@@ -66,6 +66,10 @@ def draw_routing(name: str) -> None:
     forced_routing.draw(EXPERIMENTS[name], rows, FIGURES / f"{name}.png")
 
 
+# Learning curves that another one covers.
+BEHIND = ("WideNet, shared norms", "ViT, shared and wide")
+
+
 def draw_claims(name: str) -> None:
     """Draws the contrasts of WideNet's claims, learning curves, and how evenly experts are used."""
     experiment, runs = EXPERIMENTS[name], [*map(json.loads, (LOG / f"{name}.jsonl").open())]
@@ -86,14 +90,15 @@ def draw_claims(name: str) -> None:
     contrasts.draw(
         experiment, contrasts.contrasts_of(experiment, scored), FIGURES / f"{name}_contrasts.png"
     )
-    figure, axes = subplots(1, 2, size=(12, 4.8))
+    figure, axes = subplots(1, 2, size=(12, 5.4))
     colours = {label: PALETTE[index] for index, label in enumerate(all_of.values())}
     for label, of in rows.items():
         whole, _, amount = label.partition(", 5,000")
         style = {"color": colours[whole], "ls": "--" if amount else "-", "label": label}
+        wide = {"linewidth": 5, "alpha": 0.6, "zorder": 1} if label in BEHIND else {}
         curves = np.array([[e["accuracy"] for e in run["evaluations"]] for run in of.values()])
         images = [128 * e["step"] / 1000 for e in next(iter(of.values()))["evaluations"]]
-        axes[0].plot(images, 100 * curves.mean(axis=0), marker="o", markersize=3, **style)
+        axes[0].plot(images, 100 * curves.mean(axis=0), marker="o", markersize=3, **style, **wide)
         loads = [run["load"] for run in of.values() if run["load"]]
         if loads and not amount:
             cv = np.std(loads, axis=2) / np.mean(loads, axis=2)  # [seeds, blocks]
@@ -103,8 +108,9 @@ def draw_claims(name: str) -> None:
             axes[1].fill_between(
                 places, cv.min(axis=0), cv.max(axis=0), alpha=0.15, color=colours[whole]
             )
-    axes[0].set(xlabel="images seen, thousands", ylabel="test accuracy, %")
-    axes[1].set(xlabel="block", ylabel="load CV of four experts (0: all alike)", ylim=(0, None))
+    axes[0].set(xlabel="images seen, thousands", ylabel="mean test accuracy, %")
+    axes[1].set(xlabel="block (0: the first)\nbands: least to largest seed", ylim=(0, None))
+    axes[1].set(ylabel="load CV of four experts (0: alike)")
     for axis in axes:
         axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)

@@ -19,10 +19,10 @@ from widenet_jax.run.figures import PALETTE, save, subplots
 from widenet_jax.run.tables import table_of
 
 HOW = (
-    "Contrasts are paired by seed. 95%: Student's t. p: t-test against 0, corrected by Holm for "
-    "all {number} contrasts of the experiment. Equal: two one-sided t-tests at 5% put the mean "
-    "within the margin of {margin:g} that was fixed before the runs; undecided: neither. Seeds "
-    "without spread have no test, and are equal if their mean is within the margin."
+    "Contrasts are paired by seed. 95%: Student's t, not corrected. p: t-test against 0, corrected "
+    "by Holm for all {number} contrasts of the experiment. Equal: two one-sided t-tests at 5% put "
+    "the mean within the margin of {margin:g} that was fixed before the runs; undecided: neither. "
+    "Seeds without spread have no test, and are equal if their mean is within the margin."
 )
 
 
@@ -73,8 +73,8 @@ def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None
             axis.plot(edge, places, mark, transform=axis.get_yaxis_transform(), **style)
     figure.suptitle(experiment.title)
     figure.supxlabel(
-        f"{experiment.metric.label}: each seed, mean and 95% interval (grey: counts as equal)\n"
-        f"{experiment.above_0}",
+        f"{experiment.metric.label}: each seed, mean and 95% interval, not corrected\n"
+        f"grey: counts as equal; {experiment.above_0}",
         fontsize="medium",
     )
     if any(one.paper for one in shown):
