@@ -73,8 +73,8 @@ def draw(experiment: PaperExperiment, found: Sequence[Found], out: Path) -> None
             axis.plot(edge, places, mark, transform=axis.get_yaxis_transform(), **style)
     figure.suptitle(experiment.title)
     figure.supxlabel(
-        f"{experiment.metric.label}: each seed, mean and 95% interval, not corrected\n"
-        f"grey: counts as equal; {experiment.above_0}",
+        f"difference, {experiment.metric.label}: each seed, mean and 95% interval, not corrected\n"
+        f"grey: within the margin; {experiment.above_0}",
         fontsize="medium",
     )
     if any(one.paper for one in shown):
