@@ -158,6 +158,23 @@ def test_every_field_is_read():
     assert {field.rsplit(".", 1)[-1] for field in set().union(*every)} <= words
 
 
+def test_the_recipe_is_that_of_table_6():
+    """WideNet's Table 6: ImageNet-1K, CIFAR-10."""
+    table = {
+        "duration": ("300 epochs", "100 epochs"),
+        "optimizer.warmup": ("30 epochs", "0 steps"),
+        "batch_size": (4096, 512),
+        "optimizer.learning_rate": (0.01, 0.03),
+        "optimizer.weight_decay": (0.1, 0.0),
+        "model.dropout": (0.1, 0.1),
+        "task.label_smoothing": (0.1, 0.0),
+        "augment.mixup_alpha": (0.5, 0.5),
+    }
+    recipes = [dict(fields_of(get_config(name, "widenet_b"))) for name in ("imagenet", "cifar10")]
+    assert {field: tuple(of[field] for of in recipes) for field in table} == table
+    assert recipes[0]["optimizer.name"] == "lamb"
+
+
 def test_authors_code_differs_where_the_released_code_does():
     """Second GELU, zero CLS token, capacity minus one, linear decay to 1e-5, squashing."""
     paper, code = (

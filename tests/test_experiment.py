@@ -99,6 +99,19 @@ def test_accumulation_changes_no_gradient():
     assert metrics.layer_sums["load"].shape == (1, 4)
 
 
+def test_each_step_has_noise_of_its_own():
+    """One batch at two steps: another dropout; a step that is computed again is the same."""
+    changes = {"augment.mixup_alpha": 0.0, "model.moe.router.noise_std": 0.0, "model.dropout": 0.5}
+    config = small_config(**changes | {"model.loop.core": ((1, 1),)})
+    experiment = build_experiment(config, DATA_INFO, jax.devices()[:1])
+    params = draw(experiment.state.params)
+    batch = {"image": np.zeros((16, 8, 8, 1), np.uint8), "label": np.arange(16) % 10}
+    with jax.set_mesh(experiment.mesh):
+        gradients = jax.jit(experiment.gradients)
+        losses = [float(gradients(params, batch, step)[1].means["loss"]) for step in (0, 1, 0)]
+    assert losses[0] == losses[2] != losses[1]
+
+
 def test_the_seed_reaches_parameters_noise_and_order():
     configs = [small_config(**{"seed": seed, "model.loop.core": ((1, 1),)}) for seed in (0, 1)]
     runs = [build_experiment(config, DATA_INFO, jax.devices()[:1]) for config in configs]

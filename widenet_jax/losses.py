@@ -1,6 +1,5 @@
 """Cross-entropies, in float32 whatever the model's dtype; loss and metrics of classifiers."""
 
-import abc
 import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
@@ -78,7 +77,7 @@ ADVICE = (
 class LabelTask(Task):
     """Base of tasks with one label an example, of images or of texts.
 
-    A subclass gives `inputs`, `loss` and the cross-entropy of evaluation.
+    A subclass gives `inputs` and `loss`.
 
     Attributes:
       largest_share: see `DataInfo`.
@@ -95,13 +94,9 @@ class LabelTask(Task):
         name = "share of the largest class"
         return Baseline("accuracy", self.largest_share, name, ADVICE, higher_is_better=True)
 
-    @abc.abstractmethod
-    def cross_entropy(self, logits: Array, labels: Array) -> Array:
-        """Returns the cross-entropy of each example: logits [B, V], labels [B] to [B]."""
-
     def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
         logits, aux = apply(self.inputs(batch), None)
-        cross_entropy, mask = self.cross_entropy(logits, batch["label"]), batch["mask"]
+        cross_entropy, mask = label_cross_entropy(logits, batch["label"]), batch["mask"]
         sums = {
             "cross_entropy": jnp.where(mask, cross_entropy, 0.0).sum(),
             "correct": ((logits.argmax(-1) == batch["label"]) & mask).sum(dtype=jnp.int32),

@@ -203,7 +203,7 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     stored = load_pretrained(source, replicated, model=config.model, info=info)
     how = {"model": config.model, "source": source, "same_classes": stored.same_classes}
     how["differing"] = stored.differing
-    how["frozen"] = partial(is_frozen, freeze=config.optimizer.get("freeze", "none"))
+    how["frozen"] = partial(is_frozen, freeze=config.optimizer.freeze)
     how["tokens"] = lambda: experiment.model.num_tokens(input_spec(experiment.task))
     params, taken = finetune_params(to_host(fresh), stored.params, **how)
     note("; ".join(filter(None, (taken, stored.note))))

@@ -20,7 +20,7 @@ from widenet_jax.inference.classification import (
 )
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.vision.task import to_unit_range
+from widenet_jax.vision.task import to_signed_range
 
 BY_HAND = Accuracy(
     class_names=("cat", "dog", "yak"),
@@ -136,7 +136,7 @@ def test_equals_the_result_of_the_run_and_a_loop_over_images(digits_run):
     images = np.stack([transform.picture(transform.image_of(example)) for example in examples])
     variables = {"params": trained.params}
     apply = jax.jit(lambda x: trained.model.apply(variables, {"image": x}, train=False)[0])
-    logits = np.asarray(apply(to_unit_range(images)))
+    logits = np.asarray(apply(to_signed_range(images)))
     confusion, in_top = np.zeros((10, 10), int), np.zeros(10, int)
     for row, example in zip(logits, examples, strict=True):
         label = example["label"]

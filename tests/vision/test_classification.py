@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from widenet_jax.typing import Array
-from widenet_jax.vision.task import Classification, mixup, to_unit_range, weigh
+from widenet_jax.vision.task import Classification, mixup, to_signed_range, weigh
 
 RNGS = {"mixup": jax.random.key(3)}
 
@@ -85,7 +85,7 @@ def test_mixup_by_hand():
     batch = {"image": pixels(0, 255, 0, 255), "label": jnp.array([0, 1, 0, 1])}
     loss, metrics = jax.jit(partial(task(mixup_alpha=0.8).loss, apply))(batch, RNGS)
     mix = jax.jit(partial(mixup, alpha=0.8, group_size=2))
-    images, _ = mix(RNGS["mixup"], to_unit_range(batch["image"]), jnp.zeros((4, 2)))
+    images, _ = mix(RNGS["mixup"], to_signed_range(batch["image"]), jnp.zeros((4, 2)))
     white = (np.asarray(images, np.float64).ravel() + 1) / 2
     assert np.ptp(white) > 0.1  # the images are mixed
     entropy = -(white * np.log(white) + (1 - white) * np.log(1 - white)).mean()

@@ -1,6 +1,6 @@
 """The fields of a config with their values, meanings and limits, from the rows of configs/.
 
-A row is (default, meaning), (default, meaning, least) or (default, meaning, least, most).
+A row is (default, meaning), with the least value, the least and the most, or a tuple of all values.
 """
 
 import ast

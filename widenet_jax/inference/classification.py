@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from widenet_jax.data.contract import Source
 from widenet_jax.inference.over_source import totals_over_source
-from widenet_jax.losses import softmax_cross_entropy
+from widenet_jax.losses import label_cross_entropy
 from widenet_jax.run.figures import PALETTE, save, subplots, write_in_cells
 from widenet_jax.run.intervals import balanced_interval, bootstrap_mean, wilson
 from widenet_jax.run.tables import csv_text
@@ -22,7 +22,7 @@ from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
 
 TOP = 5
-EXCLUDED = -1e9  # a logit; -inf times a target of 0 would be NaN
+EXCLUDED = -1e9  # a logit; finite, so that an excluded label has a finite loss
 BINS = 15  # of confidences, as in Guo et al. 2017
 MOST_CELLS = 30  # classes a side; numbers in more cells could not be read
 MOST_PAIRS = 25
@@ -134,7 +134,7 @@ def example_rows(logits: Array, batch: Mapping[str, Array], choices: Sequence[in
         "predicted": top[:, 0],
         "probability": jax.nn.softmax(logits).max(axis=-1),
         "in_top": (top == label[:, None]).any(axis=1),
-        "loss": softmax_cross_entropy(logits, jax.nn.one_hot(label, V)),
+        "loss": label_cross_entropy(logits, label),
     }
 
 

@@ -67,7 +67,8 @@ KERNEL_INITS: dict[str, Scheme] = {
     "pre_norm": Scheme(pre_norm, experts_as_one=True, equal_router=True),
     # The ablation "standard init" of Csordás et al.
     "pre_norm_each_expert": Scheme(pre_norm, equal_router=True),
-    # Fedus et al. 2021.
+    # A tenth of pre_norm's variance: Csordás et al. 2023's Switch. Fedus et al. 2021 have no depth
+    # in it, and cut at two standard deviations.
     "switch": Scheme(partial(pre_norm, scale=math.sqrt(0.1))),
 }
 

@@ -232,7 +232,7 @@ class FfnSettings(Settings):
     use_bias: bool = True
 
     routes: ClassVar[bool] = False  # tokens to experts
-    mixes: ClassVar[bool] = False  # a token's output depends on other tokens
+    mixes: ClassVar[bool] = False  # a token's output depends on later tokens
 
     @property
     def products(self) -> int:

@@ -37,7 +37,7 @@ def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
         f"{mesh.size} {mesh.devices.flat[0].device_kind} devices ({axes}), "
         f"{jax.process_count()} hosts",
     ]
-    if frozen := count_frozen(params, config.optimizer.get("freeze", "none")):
+    if frozen := count_frozen(params, config.optimizer.freeze):
         lines.append(f"frozen: {frozen:,}; trained: {counts['params'] - frozen:,} parameters")
     if experiment.model.ffn == "moe":
         tokens = experiment.model.num_tokens(input_spec(experiment.task))

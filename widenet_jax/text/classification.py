@@ -53,8 +53,5 @@ class TextClassification(LabelTask):
 
     def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
         logits, aux = apply(self.inputs(batch), rngs)
-        cross_entropy = self.cross_entropy(logits, batch["label"]).mean()
+        cross_entropy = label_cross_entropy(logits, batch["label"]).mean()
         return batch_loss(cross_entropy, logits.argmax(-1) == batch["label"], aux)
-
-    def cross_entropy(self, logits: Array, labels: Array) -> Array:
-        return label_cross_entropy(logits, labels)

@@ -65,10 +65,10 @@ class Classification(LabelTask):
     def __post_init__(self) -> None:
         size = f"{self.group_field}={self.mixup_group_size} must be at least 2"
         advice = "mixing needs a partner; mixup_alpha=0 and cutmix_alpha=0 turn it off"
-        refuse(size, (self.mixes and self.mixup_group_size < 2, advice))
+        refuse(size, (self.mixes_images and self.mixup_group_size < 2, advice))
 
     @property
-    def mixes(self) -> bool:
+    def mixes_images(self) -> bool:
         return self.mixup_alpha > 0 or self.cutmix_alpha > 0
 
     @property
@@ -77,7 +77,7 @@ class Classification(LabelTask):
 
     @property
     def group_size(self) -> int:
-        return self.mixup_group_size if self.mixes else 1
+        return self.mixup_group_size if self.mixes_images else 1
 
     def batch_spec(self, batch_size: int) -> Shapes:
         return {
@@ -87,16 +87,16 @@ class Classification(LabelTask):
 
     def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         mask = {"mask": batch["mask"]} if "mask" in batch else {}
-        return {"image": to_unit_range(batch["image"]), **mask}
+        return {"image": to_signed_range(batch["image"]), **mask}
 
     def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
         """batch: image [B, height, width, channels] uint8, label [B] int32.
 
         Training accuracy counts the heavier of two mixed labels.
         """
-        images = to_unit_range(batch["image"])
+        images = to_signed_range(batch["image"])
         targets = jax.nn.one_hot(batch["label"], self.num_classes)
-        if self.mixes:
+        if self.mixes_images:
             settings = self.mixup_alpha, self.cutmix_alpha, self.mixup_group_size
             images, targets = mixup_or_cutmix(rngs["mixup"], images, targets, *settings)
         logits, aux = apply({"image": images}, rngs)
@@ -117,9 +117,6 @@ class Classification(LabelTask):
             targets /= mass[:, None]
         return mass * softmax_cross_entropy(logits, smooth_labels(targets, self.label_smoothing))
 
-    def cross_entropy(self, logits: Array, labels: Array) -> Array:
-        return softmax_cross_entropy(logits, jax.nn.one_hot(labels, self.num_classes))
-
 
 def weigh(counts: Sequence[int]) -> tuple[float, ...]:
     """Returns weights N / (V n_k) of classes of n_k examples: their mean over all examples is 1.
@@ -130,7 +127,7 @@ def weigh(counts: Sequence[int]) -> tuple[float, ...]:
     return tuple(sum(counts) / (present * max(count, 1)) for count in counts)
 
 
-def to_unit_range(images: Array) -> Array:
+def to_signed_range(images: Array) -> Array:
     """Maps uint8 pixels to float32 in [-1, 1]; on the device, so that bytes are transferred."""
     return images.astype(jnp.float32) / 127.5 - 1.0
 
@@ -145,7 +142,8 @@ def mixup(
     holds whole groups, mixup therefore needs no communication between devices.
 
     Differs from the original, which draws one lambda per batch and random partners. Batches are
-    shuffled, so the next image is a random partner as well.
+    shuffled, so the next image is a random partner as well. Of WideNet's Table 6, "prob. 0.5" is
+    read as alpha.
 
     Args:
       rng: a key.

@@ -16,7 +16,7 @@ from widenet_jax.ops.analysis.captured import token_routing
 from widenet_jax.ops.analysis.figures import draw_co_occurrence, draw_load, plot_by_block
 from widenet_jax.ops.analysis.usage import ExpertUsage, measure_usage
 from widenet_jax.run.figures import subplots
-from widenet_jax.vision.task import to_unit_range
+from widenet_jax.vision.task import to_signed_range
 
 
 def usage_of(first: np.ndarray) -> ExpertUsage:
@@ -145,7 +145,7 @@ def test_against_a_loop_over_tokens(usage, trained):
     examples = [read_example(source, i) for i in range(len(source))]
     images = np.stack([transform.picture(transform.image_of(example)) for example in examples])
     route = jax.jit(lambda x: token_routing(trained.model, trained.params, x)[1].expert_index)
-    chosen = np.asarray(route({"image": to_unit_range(images)}))
+    chosen = np.asarray(route({"image": to_signed_range(images)}))
     sent, same, both = np.zeros((2, 10, 4)), 0, np.zeros((2, 4, 4))
     for image, example in enumerate(examples):
         for token in range(16):

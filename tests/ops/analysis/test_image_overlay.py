@@ -16,7 +16,7 @@ from widenet_jax.ops.analysis.image_overlay import (
     image_router,
     patch_grid,
 )
-from widenet_jax.vision.task import to_unit_range
+from widenet_jax.vision.task import to_signed_range
 
 
 def count(path, colour) -> int:
@@ -39,7 +39,7 @@ def test_one_image_is_its_own_group(digits_run):
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 1), np.uint8)
     routing = image_router(trained)(image)
     look = jax.jit(lambda x: token_routing(trained.model, trained.params, {"image": x})[1])
-    expected = look(to_unit_range(np.stack([image] * 4)))  # in a group of four
+    expected = look(to_signed_range(np.stack([image] * 4)))  # in a group of four
     assert routing.expert_index.shape == (2, 1, 16, 2)
     # Only the first block has equal inputs: the larger group drops other choices there.
     np.testing.assert_array_equal(routing.expert_index[0], expected.expert_index[0, :1])

@@ -118,8 +118,10 @@ def test_grey_equals_rgb_of_the_same_grey():
 def test_the_draw_is_even_over_sixteen_operations_and_one_empty_slot(monkeypatch):
     assert len(OPERATIONS) == 16
     seen = []
-    slots = [lambda image, m, rng, n=name: seen.append(n) or image for name in OPERATIONS]
-    monkeypatch.setattr(randaugment, "_DRAW", (*slots, None))
+    names = {operation: name for name, operation in OPERATIONS.items()}
+    noted = {name: lambda image, m, rng, n=name: seen.append(n) or image for name in OPERATIONS}
+    slots = tuple(of and noted[names[of]] for of in randaugment._DRAW)
+    monkeypatch.setattr(randaugment, "_DRAW", slots)
     rng = np.random.default_rng(0)
     for _ in range(1700):
         rand_augment(photo(height=4, width=4), num_layers=2, magnitude=15, rng=rng)

@@ -23,8 +23,8 @@ def load_balance_loss(routing: Routing, mask: Array) -> Array:
 
     m_i is the share of (token, choice) pairs sent to expert i before dropping, so that m sums to
     1 for every K; P_i the mean noisy probability of expert i. Even routing gives exactly 1.
-    Differs from the paper: eq. 4 averages over the tokens and would sum to K; divided by K here,
-    as in the authors' released code.
+    Differs from the paper: eq. 4 would sum to K; divided by K here, as in the authors' released
+    code. Eq. 5 defines P_i of one token; here it is averaged over the group's tokens, as m_i.
     """
     E, K = routing.router_probs.shape[-1], routing.expert_index.shape[-1]
     m = choice_counts(routing, mask) / (K * real_tokens(mask))  # eq. 4, [G, E]

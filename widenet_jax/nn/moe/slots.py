@@ -49,7 +49,10 @@ CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
 
 
 def capacity_limit(num_tokens: Array | int, moe: MoeSettings, *, train: bool) -> Array | int:
-    """Returns the slots that each expert may fill in a group of `num_tokens` real tokens, >= 0."""
+    """Returns the slots that each expert may fill in a group of `num_tokens` real tokens, >= 0.
+
+    Differs from the paper, unless `moe.capacity_rule` is "literal": that gives each expert CKNL.
+    """
     factor = moe.capacity_factor if train else moe.capacity_factor_eval
     factor = Fraction(str(factor)).limit_denominator(1000)
     slots = CAPACITY_RULES[moe.capacity_rule]
