@@ -424,8 +424,11 @@ def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys, monk
 
     data |= {"data.on_bad_example": "skip", "data.max_bad_fraction": 0.05}
     capsys.readouterr()
-    run_here(tmp_path / "skip", **data)
-    assert capsys.readouterr().err.count("cat/07.jpg") == 1
+    result = run_here(tmp_path / "skip", **data)
+    err = capsys.readouterr().err
+    assert err.count("cat/07.jpg") == err.count("skipped, another takes its place: ") == 1
+    assert "warning: training met images that could not be read 5 times" in err
+    assert result["train_bad_examples"] == 5 and "bad_examples" not in result
     counts = [r["bad_examples"] for r in metrics_of(tmp_path / "skip")]
     assert counts[-1] == 5 and counts == sorted(counts)  # 10 steps of 32 are 5 epochs of 64
     assert {r["bad_examples"] for r in metrics_of(tmp_path / "skip", "eval")} == {0}

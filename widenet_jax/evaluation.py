@@ -92,7 +92,8 @@ def total(
                 into[name] = into.get(name, 0.0) + np.asarray(value, np.float64)
         rows.append(found.rows)
 
-    how = {"batch_size": B, "positions": host_positions(mesh, B), "on_message": note}
+    how = {"batch_size": B, "positions": host_positions(mesh, B)}
+    how["on_message"] = lambda message: note(f"skipped: {message}")
     batches = eval_batches(source, transform=transform, **how, **reading(config.data))
     with closing(stop.reading(batches)) as read:
         for number, batch in enumerate(read, 1):

@@ -8,7 +8,7 @@ from preparing import run, write
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.data.sources import build_source
 from widenet_jax.main import metric_rows
-from widenet_jax.run.summary import loss_text, result_metrics, unbeaten
+from widenet_jax.run.summary import loss_text, result_metrics, unbeaten, unread
 from widenet_jax.text.classification import TextClassification
 from widenet_jax.text.masked_lm import MaskedLm
 
@@ -31,6 +31,14 @@ def test_the_result_names_the_baseline():
         ("test order loss", "0.6900"),
     ]
     assert "baseline" not in result_metrics(METRICS, UNKNOWN)
+
+
+def test_what_was_left_out_is_said_at_the_end():
+    result = {"unit": "images", "train_bad_examples": 6, "bad_examples": 2}
+    unread_text = "training met images that could not be read 6 times, and took others; "
+    assert unread(result) == unread_text + "the evaluation left out 2 images that could not be read"
+    assert unread({"unit": "images"}) == ""
+    assert result_metrics(METRICS | {"bad_examples": 2}, TASK)["bad_examples"] == 2
 
 
 @pytest.mark.parametrize(("loss", "beaten"), [(6.71, False), (6.62, False), (6.61, True)])

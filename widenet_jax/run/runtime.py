@@ -230,7 +230,8 @@ class Runtime(ExitStack):
         end = self.step if self.is_over() else self.experiment.total_steps
         if self.step < end:
             self.note(COMPILING)
-        own = read_batches(self.experiment, self.data, self.step, end, on_message=self.note_own)
+        tell = lambda message: self.note_own(f"skipped, another takes its place: {message}")  # noqa: E731
+        own = read_batches(self.experiment, self.data, self.step, end, on_message=tell)
         with closing(self.stop.reading(own)) as read:
             for batch in read:
                 yield global_batch(batch, self.experiment.mesh, self.config.batch_size)
@@ -402,12 +403,15 @@ class Runtime(ExitStack):
         self.waiting("writing the result")
         result = summary.result_of(self.experiment, metrics, mode="train", steps=self.step)
         result |= summary.best_of(self.checkpoints)
+        if bad := int(state.bad_examples):
+            result["train_bad_examples"] = bad
         result["params_sha256"] = params_sha256(averaged(state.params, state.opt_state))
         self.check_kept()
         if self.main_host:
             summary.write_result(self.workdir, result)
-        if message := summary.unbeaten(self.task, metrics):
-            self.note(f"warning: {message}")
+        for message in (summary.unread(result), summary.unbeaten(self.task, metrics)):
+            if message:
+                self.note(f"warning: {message}")
         if message := summary.ended_early(self.experiment, self.checkpoints, self.step):
             self.note(message)
         return result

@@ -66,8 +66,9 @@ def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:
       task: gives the primary metric, the unit, the baseline and the remarks.
     """
     scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
-    scalars.pop("bad_examples", None)
+    bad = scalars.pop("bad_examples", 0)
     result = {f"test_{name}": value for name, value in scalars.items()}
+    result |= {"bad_examples": int(bad)} if bad else {}
     result |= {"primary_metric": task.primary_metric._asdict(), "unit": task.unit}
     if task.baseline:
         result["baseline"] = task.baseline._asdict()
@@ -125,6 +126,15 @@ def loss_text(task: Task, metrics: Mapping[str, Any]) -> str:
 def baseline_text(baseline: Baseline) -> str:
     """Returns the name and the value: "unigram entropy 6.6201"."""
     return f"{baseline.name} {baseline.value:.4f}"
+
+
+def unread(result: Mapping[str, Any]) -> str:
+    """Returns a line about the examples that a run has skipped; "" if all could be read."""
+    unit = f"{result['unit']} that could not be read"
+    drawn, left_out = (result.get(f"{of}bad_examples", 0) for of in ("train_", ""))
+    lines = [f"training met {unit} {drawn:,} times, and took others"] if drawn else []
+    lines += [f"the evaluation left out {left_out:,} {unit}"] if left_out else []
+    return "; ".join(lines)
 
 
 def unbeaten(task: Task, metrics: Mapping[str, Any]) -> str:
