@@ -104,6 +104,17 @@ def test_the_picture_of_many_classes_has_their_most_frequent_confusions(tmp_path
     assert [text.get_text() for text in drawn[1].axes[0].texts] == ["no mistakes"]
 
 
+def test_long_names_leave_room_for_the_matrix(tmp_path, drawn):
+    names = ("great grey-spotted woodpecker (female)", "lesser grey-spotted woodpecker (male)")
+    found = Accuracy(names, np.array([[3, 1], [0, 4]]), np.full(2, 4), np.zeros(8), 0.0, 2)
+    draw_confusion(found, tmp_path / "c.png", title="a title")
+    axis = drawn[0].axes[0]
+    ticks = [tick.get_text() for tick in axis.get_yticklabels()]
+    assert ticks == ["great grey-…ker (female)", "lesser grey…ecker (male)"]
+    figure, cells = drawn[0].bbox, axis.get_window_extent()
+    assert cells.width > 0.25 * figure.width and cells.height > 0.25 * figure.height
+
+
 def test_predictions_as_csv():
     """The second of three examples could not be read."""
     source = SimpleNamespace(describe="photos/{}.jpg".format)

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from widenet_jax.data.contract import Source
 from widenet_jax.inference.over_source import totals_over_source
 from widenet_jax.losses import label_cross_entropy
-from widenet_jax.run.figures import PALETTE, save, subplots, write_in_cells
+from widenet_jax.run.figures import PALETTE, save, shortened, subplots, write_in_cells
 from widenet_jax.run.intervals import balanced_interval, bootstrap_mean, wilson
 from widenet_jax.run.tables import csv_text
 from widenet_jax.step import forward
@@ -181,8 +181,9 @@ def draw_matrix(accuracy: Accuracy, out: epath.Path, *, title: str) -> None:
     """
     counts = accuracy.confusion.sum(axis=1)
     shares = accuracy.confusion / np.maximum(counts, 1)[:, None]
-    V = len(counts)
-    side = 3 + 0.45 * V
+    names = [*map(shortened, accuracy.class_names)]
+    V, longest = len(counts), max(map(len, names))
+    side = 2.6 + 0.45 * V + 0.1 * longest
     figure, axis = subplots(size=(side + 1.5, side))
     figure.suptitle(title, fontsize=10)
     image = axis.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
@@ -191,8 +192,8 @@ def draw_matrix(accuracy: Accuracy, out: epath.Path, *, title: str) -> None:
     texts = np.where(shown, accuracy.confusion.astype(str), "")
     write_in_cells(axis, texts, shares > 0.6, fontsize=8)
     axis.set(xlabel="predicted class", ylabel="true class")
-    axis.set_xticks(range(V), accuracy.class_names, rotation=90)
-    axis.set_yticks(range(V), accuracy.class_names)
+    axis.set_xticks(range(V), names, rotation=90)
+    axis.set_yticks(range(V), names)
     save(figure, out)
 
 
@@ -205,7 +206,8 @@ def draw_confused(accuracy: Accuracy, out: epath.Path, *, title: str) -> None:
     bars = axis.barh(range(len(pairs)), [count for _, _, count in pairs], color=PALETTE[0])
     texts = [f"{count:,} ({count / counts[name]:.1%})" for name, _, count in pairs]
     axis.bar_label(bars, texts, padding=3, fontsize=8)
-    axis.set_yticks(range(len(pairs)), [f"{name} taken for {other}" for name, other, _ in pairs])
+    names = [(shortened(name), shortened(other)) for name, other, _ in pairs]
+    axis.set_yticks(range(len(pairs)), [f"{name} taken for {other}" for name, other in names])
     axis.invert_yaxis()
     axis.margins(x=0.15)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -50,6 +50,7 @@ MOST_STRETCH = 3  # times the curves' range: a line further away would press the
 SHRINK, DPI = 0.8, 150
 LETTERS = 55  # of a legend that fit below a panel of learning curves
 MOST_NAMES = 50  # class names that fit beside a figure
+NAME_WIDTH = 24  # characters of a name over a panel, or beside a matrix
 CROSS_ENTROPY, GUESSING = "cross_entropy", "guessing"
 LABELS = {CROSS_ENTROPY: "cross-entropy"}
 
@@ -284,6 +285,12 @@ def block_panels(
     for block, axis in zip(blocks, axes.flat, strict=False):
         axis.set_title(f"block {block}")
     return figure, axes.flat[: len(blocks)]
+
+
+def shortened(line: str) -> str:
+    """Leaves out the middle of a long name, and keeps its end, such as a file's suffix."""
+    half = NAME_WIDTH // 2
+    return line if len(line) <= NAME_WIDTH else f"{line[: half - 1]}…{line[-half:]}"
 
 
 def write_in_cells(axis: Axes, texts: np.ndarray, bright: np.ndarray, fontsize: int = 7) -> None:

@@ -21,6 +21,7 @@ from widenet_jax.run.figures import (
     legend_below,
     run_colour,
     save,
+    shortened,
     subplots,
     write_in_cells,
 )
@@ -105,7 +106,7 @@ def draw_categories(axis: Axes, usage: ExpertUsage) -> None:
     axis.set(xlabel="expert", ylabel="true class" if what == "class" else what, title=title)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     if len(usage.names) <= MOST_NAMES:
-        axis.set_yticks(range(len(usage.names)), usage.names, fontsize=7)
+        axis.set_yticks(range(len(usage.names)), [*map(shortened, usage.names)], fontsize=7)
 
 
 def draw_kinds(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:

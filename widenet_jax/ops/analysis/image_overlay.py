@@ -15,7 +15,7 @@ from widenet_jax.data.contract import Example
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.ops.analysis.captured import TokenRouting, routed_blocks, token_routing
 from widenet_jax.ops.analysis.figures import LUMINANCE, expert_colours
-from widenet_jax.run.figures import save, subplots
+from widenet_jax.run.figures import save, shortened, subplots
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array
 
@@ -23,7 +23,6 @@ TINT = 0.55  # weight of an expert's colour over a patch
 PANELS_A_ROW = 6
 MOST_ROWS = 50  # of panels: they take half a minute, and a PNG has room for 189
 MARKS = "fill: first expert, dot: second, cross: first dropped"
-TITLE_WIDTH = 24  # characters over a panel
 Routed = tuple[str, np.ndarray, TokenRouting]  # title, uint8 [h, w, C], its routing
 
 
@@ -99,12 +98,6 @@ def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike
     place = {"loc": "outside lower center", "ncols": min(E, 8)}
     figure.legend(handles=handles, title=MARKS, title_fontsize=8, fontsize=8, **place)
     save(figure, out)
-
-
-def shortened(line: str) -> str:
-    """Leaves out the middle of a long line, and keeps its end, such as a file's suffix."""
-    half = TITLE_WIDTH // 2
-    return line if len(line) <= TITLE_WIDTH else f"{line[: half - 1]}…{line[-half:]}"
 
 
 def draw_block(
