@@ -21,10 +21,11 @@ from uuid import uuid4
 
 from etils import epath
 
-from widenet_jax.errors import first_line, known_names, refuse, refusing, require
+from widenet_jax.errors import first_line, known_names, refuse, refuse_value, refusing, require
 
 SHIPPED = epath.Path(__file__).parent / "inference" / "weights"  # exports, by name
 EXPORT = "export.json"  # of a directory that export.py wrote
+FIGURE = b"Matplotlib version"  # in the first bytes of the PNGs of our figures
 UNFINISHED = ".tmp"  # suffix of a file that is being written
 LOCK = ".lock"  # in a workdir, held while a process trains there
 
@@ -53,6 +54,28 @@ def absolute(path: str) -> epath.Path:
     if is_remote(path):
         require_store(path)
     return epath.Path(path if is_remote(path) else os.path.abspath(os.path.expanduser(path)))
+
+
+def replaceable(path: str, flag: str, what: str, *marks: bytes) -> epath.Path:
+    """Returns the path of an output, as `absolute`, and makes its directory.
+
+    Args:
+      path: of the file; what a command wrote there earlier may be replaced.
+      flag: that names the path, for messages.
+      what: the content, for messages.
+      marks: one of them is near the beginning of such a content.
+
+    Raises:
+      BadInputError: a file is there that holds something else, perhaps the user's data.
+    """
+    file, content = absolute(path), b""
+    if file.exists() and not file.is_dir():
+        with file.open("rb") as there:
+            content = there.read(4096)
+    other = content and not any(mark in content for mark in marks)
+    refuse_value(f"{flag}={path}", (other, f"holds something else than {what}; name another file"))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
 
 
 def readable(path: str) -> epath.Path:

@@ -82,6 +82,21 @@ def test_tables(run, photos, capsys):
 
 
 @pytest.mark.slow
+def test_outputs_replace_nothing_else(run, photos, capsys):
+    """What the same command wrote may be replaced."""
+    other = photos.parent / "other"
+    other.mkdir()
+    for name, content in (("a.csv", "text,label\n"), ("a.jsonl", '{"text": 1}\n'), ("a.png", "x")):
+        (other / name).write_text(content)
+        flag = f"{'--overlay' if name == 'a.png' else '--out'}={other / name}"
+        told = refused(capsys, run, photos / "b.png", flag)
+        assert f"error: {flag} holds something else than " in told
+        assert (other / name).read_text() == content
+        (other / name).unlink()
+        assert run([photos / "b.png", flag]) == run([photos / "b.png", flag]) == 0
+        capsys.readouterr()
+
+
 def test_outputs_are_tried_before_the_work(run, digits_run, photos, capsys):
     """Their folders are made; a set is not even looked for where they cannot be."""
     new = photos.parent / "new"

@@ -95,6 +95,9 @@ def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypa
     rows = "".join(f"1,{text},bad\n" for text in words)
     Path("new.csv").write_text(f"id,review,sentence\n{rows}")
     Path("new.txt").write_text("\r\n".join(words) + "\n")
+    Path("mac.txt").write_bytes("\r".join([*words, ""]).encode())
+    Path("mac.tsv").write_bytes("\r".join(["sentence", *words, ""]).encode())
+    Path("none.csv").write_text("id,sentence\n")
     lines = ['{"review": "good"}', '{"review": " "}', '{"review": 5}', '{"review": "bad"}']
     Path("new.jsonl").write_text("\n".join(lines))
     expected, _ = found(*(f"--text={text}" for text in words))
@@ -113,6 +116,9 @@ def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypa
         "new.jsonl row 3: text=5 is no text: give a text",
     ]
 
+    for file in ("mac.txt", "mac.tsv"):
+        assert [row["text"] for row in found(file)[0]] == words
+
     flags = [f"--workdir={reviews_run}", "new.jsonl", "--text_column=review", "--json"]
     assert predict.main(flags) == 2
     answer = json.loads(capsys.readouterr().out)
@@ -128,6 +134,7 @@ def test_rows_of_files(reviews_run: Path, folder: Path, tmp_path: Path, monkeypa
         (["--text=a", "--text_column=a"], "--text_column and --pair_column go with files of"),
         (["new.txt", "--text_column=a"], "new.txt has a text a line and no columns"),
         (["photo.jpg"], "photo.jpg: no file of texts; there are .tsv, .csv, .json, .jsonl, "),
+        (["none.csv"], "none.csv: a table without rows"),
         (["no.csv"], "no.csv: cannot be opened .No such file"),
     ):
         refuses(message, found, *flags)

@@ -56,6 +56,9 @@ def test_a_registering_file_finds_configs_as_it_did_when_it_was_the_config(tmp_p
     (tmp_path / "mine.py").write_text("x = missing")
     with pytest.raises(BadInputError, match=r"^runs/a needs mine.py: .*, line 1: NameError"):
         imports.import_once(str(tmp_path / "mine.py"), "runs/a needs mine.py")
+    (tmp_path / "mine.py").write_text("import sys\nsys.exit(0)")
+    with pytest.raises(BadInputError, match=r"^--import=mine.py: .*, line 2: SystemExit"):
+        imports.import_once(str(tmp_path / "mine.py"), "--import=mine.py")
 
 
 @pytest.mark.parametrize("changed", ["mine.py", "own.py"])

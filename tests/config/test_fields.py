@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from config_page import page
 from ml_collections import ConfigDict
@@ -25,6 +26,7 @@ from widenet_jax.config.fields import (
     wrong_types,
 )
 from widenet_jax.config.files import NO_EXPERIMENTS, from_json, load_config
+from widenet_jax.errors import BadInputError
 from widenet_jax.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -159,6 +161,16 @@ def test_whole_numbers_stand_for_numbers(name: str):
             config = ConfigDict(config.to_dict())
             changed = override(config, [f"--config.{field}={middle}"])
             assert dict(fields_of(changed))[field] == middle, field
+
+
+def test_a_field_that_a_file_adds_is_what_json_can_hold():
+    for value in (Path("data"), np.float32(1), np.arange(2), {3}, b"x", min, (1, {2})):
+        line = f"config.note={value!r}: a {type(value).__name__}; give a number, a text, true or"
+        (told,) = wrong_types(ConfigDict({"note": value}))
+        assert told.startswith(line)
+    assert not list(wrong_types(ConfigDict({"note": (1, [0.5, "x"], None), "of": {"more": True}})))
+    with pytest.raises(BadInputError, match=r"^config\.note\.1: the name of a field is a text"):
+        dict(fields_of(ConfigDict({"note": {1: 2}})))
 
 
 @pytest.mark.parametrize("name", OF_TASKS)

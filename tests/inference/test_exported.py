@@ -82,6 +82,11 @@ def test_damaged_exports_are_refused(exported, tmp_path):
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         refuses("the parameters differ from the exported ones", read_exported, exported)
         path.write_bytes(whole)
+    config = (exported / "config.json").read_text()
+    (exported / "config.json").write_text(config.replace('"num_heads": 4', '"num_heads": 2'))
+    told = "config.json: model or augment differ from the exported ones; copy or export it again"
+    refuses(told, read_exported, exported)
+    (exported / "config.json").write_text(config)
     (exported / "class_names.json").write_text('["\\ud83d"]')
     refuses(r"the class name '\\ud83d' is no text of whole char", open_trained, str(exported))
     (exported / "class_names.json").unlink()
@@ -161,6 +166,10 @@ def test_files_that_cannot_be_read_are_one_line(suffix: str, tmp_path):
     if suffix == ".safetensors":
         path.write_bytes(arrays_as(path.name, {"w": np.int32([1])}))
         refuses("w has type I32; weights have F64, F32, F16, BF16", read_arrays, path)
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    refuses("a Git LFS pointer in place of the weights; run `git lfs pull`", read_arrays, path)
+    path.write_text("\n<!DOCTYPE html><html>")
+    refuses("a web page in place of the weights; download the file itself", read_arrays, path)
 
 
 SHAPE = "{'descr': '<f4', 'fortran_order': False, 'shape': (8%s,)}"

@@ -293,9 +293,24 @@ def test_results_outlive_the_runs(stand_in, tmp_path: Path, capsys):
     assert not list(tmp_path.glob("b/*/starts")) and file.read_text() == text
     assert table in (tmp_path / "b/fig3.md").read_text()
     capsys.readouterr()
-    for damage, says in (("{", "line 1: damaged"), ('"choices_sha256": "', "other choices")):
-        file.write_text(text.replace(damage, damage + "0", 1))
+    for old, new, says in (
+        ("{", "{0", "line 1: damaged"),
+        ('"choices_sha256": "', '"choices_sha256": "0', "other choices"),
+        ('"test_accuracy": 0.', '"test_accuracy": 50.', "line 1: damaged (test_accuracy is 50."),
+        ('"test_accuracy": ', '"accuracy": ', "line 1: damaged ('test_accuracy')"),
+        ('"evaluations": [', '"evaluations": 3, "e": [', "line 1: damaged ('int' object is"),
+        ('"trial": "', '"trial": ["", "', "line 1: damaged"),
+        ("{", "\xff", "results.jsonl: damaged ('utf-8' codec"),
+    ):
+        file.write_bytes(text.replace(old, new, 1).encode("latin-1"))
         assert says in refused(capsys, main, *flags, f"--workdir={tmp_path / 'c'}")
+    other = text.splitlines()[0].replace('"test_accuracy": 0.', '"test_accuracy": 0.0')
+    file.write_text(f"{text}{other}\n")
+    told = refused(capsys, main, *flags, f"--workdir={tmp_path / 'c'}")
+    assert "line 3: damaged (another line has trial" in told
+    file.write_text(f"{other}\n")
+    told = refused(capsys, main, *flags, f"--workdir={tmp_path / 'a'}")
+    assert told.endswith(": its result is not that of --results; remove the directory\n")
 
 
 def test_kept_results_of_other_fields_are_refused(stand_in, tmp_path: Path, capsys):

@@ -42,7 +42,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, positive, show
-from widenet_jax.errors import raise_first, refuse_value
+from widenet_jax.errors import raise_first
 from widenet_jax.run.tables import beside, number, routing_rows, text_table
 from widenet_jax.specs import resolve, task_spec, task_specs
 
@@ -80,7 +80,7 @@ def main(argv: Argv = None) -> int:
 
 
 def evaluate(options: Options) -> None:
-    from widenet_jax.files import absolute, replacing, without_nan, write_json
+    from widenet_jax.files import absolute, replaceable, replacing, without_nan, write_json
     from widenet_jax.inference.pretrained import open_model
 
     trained = open_model(options.workdir, options.fields, checkpoint=options.checkpoint)
@@ -91,11 +91,8 @@ def evaluate(options: Options) -> None:
     if options.predictions:
         from widenet_jax.inference.classification import HEADER
 
-        file, header = absolute(options.predictions), ",".join(HEADER).encode()
-        there = file.read_bytes()[: len(header)] if file.exists() else header
-        problem = "holds something else than predictions; name another file"
-        refuse_value(f"--predictions={options.predictions}", (there not in (b"", header), problem))
-        file.parent.mkdir(parents=True, exist_ok=True)
+        header = ",".join(HEADER).encode()
+        replaceable(options.predictions, "--predictions", "predictions", header)
     if out:  # a mistake here would lose the work
         out.mkdir(parents=True, exist_ok=True)
     work = evaluate_classifier if spec.last_layer else evaluate_task

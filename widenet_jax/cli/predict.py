@@ -35,7 +35,16 @@ from widenet_jax.config.parser import (
     show,
 )
 from widenet_jax.errors import BadArgumentError, BadInputError, raise_first
-from widenet_jax.files import absolute, find_model, is_remote, read_json, without_nan, write_bytes
+from widenet_jax.files import (
+    FIGURE,
+    absolute,
+    find_model,
+    is_remote,
+    read_json,
+    replaceable,
+    without_nan,
+    write_bytes,
+)
 from widenet_jax.run.tables import csv_text
 from widenet_jax.specs import Flag, TaskSpec, resolve, task_spec, task_specs
 
@@ -50,6 +59,7 @@ KINDS = {
     "not_negative": {"type": not_negative},
 }
 FORMATS = (".csv", ".jsonl")  # of --out
+MARKS = (b"probability_1", b"text,score", b"text,pair,score", b'"top": [', b'"score": ')  # of both
 
 
 def main(argv: Argv = None) -> int:
@@ -114,8 +124,10 @@ def predict(options: Options) -> None:
     raise_first(flags_of_others(options, [spec]))
     if options.out and not options.out.endswith(FORMATS):
         raise BadInputError(f"--out={options.out}: give a name that ends in .csv or .jsonl")
-    for file in filter(None, (options.out, options.overlay)):  # a mistake would lose the work
-        absolute(file).parent.mkdir(parents=True, exist_ok=True)
+    if options.out:  # a mistake would lose the work
+        replaceable(options.out, "--out", "predictions", *MARKS)
+    if options.overlay:
+        replaceable(options.overlay, "--overlay", "a figure of this project", FIGURE)
     route = None
     if options.overlay:
         from widenet_jax.ops.analysis.image_overlay import draw_overlay, drawable, image_router

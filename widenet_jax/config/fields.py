@@ -18,6 +18,7 @@ from widenet_jax.specs import PYTHON, TASKS, added, task_spec
 
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 EMPTY = "empty section"
+PLAIN = "a number, a text, true or false, or a tuple of these"
 LOSSES = "model.moe.losses"  # weights of losses, also of those that imported files have added
 # Types that a value may have beside its default's, by that type or by the field.
 ALSO = {float: (int,), tuple: (list,), "model.ffn_blocks": (tuple, list)}
@@ -99,6 +100,8 @@ def limits(row: tuple) -> tuple[float, float]:
 def fields_of(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields every section and field with its full name: ("model", ...), ("model.mlp_dim", 64)."""
     for key, value in config.items():
+        if not isinstance(key, str):
+            raise BadInputError(f"config.{prefix}{key!r}: the name of a field is a text")
         yield prefix + key, value
         if isinstance(value, ConfigDict):
             yield from fields_of(value, f"{prefix}{key}.")
@@ -292,3 +295,12 @@ def wrong_types(config: ConfigDict) -> Iterator[str]:
                 yield f"config.{name}={value!r} must be a section of fields"
         elif not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):
             yield f"config.{name}={value!r}: {needed(default if default != '' else repr(default))}"
+        elif not is_plain(value):
+            yield f"config.{name}={value!r}: a {type(value).__name__}; give {PLAIN}"
+
+
+def is_plain(value: Any) -> bool:
+    """Returns whether JSON can hold the value of a field that a user's config has added."""
+    if isinstance(value, (tuple, list)):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, ConfigDict))

@@ -125,7 +125,7 @@ def errors_of_file(path: str | Path, named_by: str, plain: type | tuple = ()) ->
     """
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = error if isinstance(error, plain) else place_of(error, str(path))
         raise BadInputError(f"{named_by}: {text}") from error
 

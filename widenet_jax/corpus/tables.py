@@ -39,10 +39,16 @@ def read_text(file: epath.Path) -> str:
     return decoded(content.removeprefix(codecs.BOM_UTF8), str(file), first_line=1)
 
 
+def read_lines(file: epath.Path) -> list[str]:
+    """Reads the lines of a text, which end as on Linux, Windows, or an old Mac; as `read_text`."""
+    text = read_text(file)
+    lines = text.rstrip("\r\n").split("\n" if "\n" in text else "\r")
+    return [line.rstrip("\r") for line in lines]
+
+
 def from_tsv(file: epath.Path) -> Columns:
     """Reads tab-separated values under a header. Quotes are ordinary characters, as in GLUE."""
-    lines = read_text(file).rstrip("\r\n").split("\n")
-    return _by_header(enumerate((line.rstrip("\r").split("\t") for line in lines), 1), file)
+    return _by_header(enumerate((line.split("\t") for line in read_lines(file)), 1), file)
 
 
 def from_csv(file: epath.Path) -> Columns:

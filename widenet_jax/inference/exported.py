@@ -18,7 +18,9 @@ README.md                          how to call it
 """
 
 import argparse
+import hashlib
 import io
+import json
 import pickle
 import tokenize
 import zipfile
@@ -94,7 +96,7 @@ def write_exported(
 def plain_files(model: Stored, place: str, file: str) -> dict[str, Any]:
     """Returns what `read_exported` reads."""
     record = {"format_version": FORMAT_VERSION, "params_file": file, "info": sorted(model.info)}
-    record |= record_of(model)
+    record |= record_of(model) | {"config_sha256": config_sha256(model.config)}
     pytorch = {}
     if file.endswith(".safetensors") and not pytorch_model.uncovered(model.config):
         pytorch["pytorch_model.py"] = epath.Path(pytorch_model.__file__).read_bytes()
@@ -107,6 +109,12 @@ def plain_files(model: Stored, place: str, file: str) -> dict[str, Any]:
         **json_files(model.info),
         EXPORT: record,
     }
+
+
+def config_sha256(config: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of the sections on which predictions depend, as sorted JSON."""
+    read = [config.get("model"), config.get("augment")]
+    return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
 
 
 def blocks_of(model: Stored) -> dict[str, Any]:
@@ -229,7 +237,11 @@ def read_exported(directory: epath.Path) -> Stored:
     told = "the parameters differ from the exported ones; copy or export it again"
     refuse(directory / file, (changed, told))
     known = {name: read_json(directory / f"{name}.json") for name in info}
-    return Stored(params, read_object(directory / "config.json"), known, **about)
+    config = read_object(directory / "config.json")
+    changed = record.get("config_sha256", same := config_sha256(config)) != same
+    told = "model or augment differ from the exported ones; copy or export it again"
+    refuse(directory / "config.json", (changed, told))
+    return Stored(params, config, known, **about)
 
 
 # --- Flat files of named arrays. Pickled objects are refused, because they can run code.
@@ -244,11 +256,17 @@ def read_arrays(path: epath.Path) -> dict[str, np.ndarray]:
       BadInputError: the file is missing, damaged, or contains Python objects; or PyTorch's file
         cannot be read because PyTorch is not installed.
     """
+    what, advice = f"{path}: cannot be read as {path.suffix[1:]}", "; download or export it again"
+    with refusing(what, *NOT_READABLE, advice=advice), path.open("rb") as file:
+        start = file.read(64).lstrip().lower()
+    lfs = "a Git LFS pointer in place of the weights; run `git lfs pull` in its repository"
+    page = "a web page in place of the weights; download the file itself"
+    pointer = start.startswith(b"version https://git-lfs"), lfs
+    refuse(path, pointer, (start.startswith((b"<!doctype", b"<html")), page))
     if READERS[path.suffix] is read_torch:
         torch = require("torch", extra="huggingface", what=f"{path} (a .safetensors file does not)")
         told = f"torch {torch.__version__} may run code that a file holds; install torch>=2.10"
         refuse(path, (tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10), told))
-    what, advice = f"{path}: cannot be read as {path.suffix[1:]}", "; download or export it again"
     with refusing(what, *NOT_READABLE, advice=advice):
         arrays = READERS[path.suffix](path.read_bytes())
         return {name: as_float32(array) for name, array in arrays.items()}

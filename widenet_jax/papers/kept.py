@@ -11,10 +11,10 @@ from typing import Any
 from etils import epath
 
 from widenet_jax.config.files import load_config
-from widenet_jax.errors import BadInputError, refusing
+from widenet_jax.errors import BadInputError, refuse, refusing
 from widenet_jax.files import STARTS, absolute, parse_json, read_json, write_json, write_text
 from widenet_jax.inference.pretrained_config import set_fields
-from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep.directory import Directory, check_metric
 from widenet_jax.ops.sweep.trials import Trial
 from widenet_jax.papers.experiments import CHOICES_SHA256
 from widenet_jax.run.metrics import JsonLines
@@ -30,13 +30,21 @@ def read(path: str, trials: Iterable[Trial]) -> list[dict[str, Any]]:
       BadInputError: a line is damaged, or of a run under other choices or with other fields.
     """
     file, lines, wanted = absolute(path), [], {trial.name: trial for trial in trials}
-    for number, text in enumerate(file.read_text().splitlines() if file.exists() else (), 1):
+    with refusing(f"--results={file}: damaged", UnicodeDecodeError):
+        texts = file.read_text().splitlines() if file.exists() else ()
+    seen: dict[str, Any] = {}
+    for number, text in enumerate(texts, 1):
         damaged = f"--results={file}, line {number}: damaged"
         with refusing(damaged, ValueError, TypeError, KeyError, AttributeError):
             line = parse_json(text)
             if lacking := KEYS - line.keys():
                 raise ValueError(f"without {', '.join(sorted(lacking))}")
             name, choices, fields = line["trial"], line["choices_sha256"], of_result(line["fields"])
+            metric = line["result"]["primary_metric"]["name"]
+            check_metric(metric, line["result"][f"test_{metric}"])
+            [record["step"] for record in line["evaluations"]]
+            if seen.setdefault(name, line) != line:
+                raise ValueError(f"another line has trial {name}; keep one of the two")
         if choices != CHOICES_SHA256:
             raise BadInputError(
                 f"--results={file}, line {number}: run under other choices than claims.toml has "
@@ -61,7 +69,10 @@ def restore(lines: Iterable[dict], trials: Iterable[Trial], directory: Directory
     for line in (line for line in lines if line["trial"] in wanted):
         trial = wanted[line["trial"]]
         workdir = epath.Path(directory.workdir(trial))
-        if not (workdir / "result.json").exists():
+        if found := directory.result(trial):
+            other = found != line["result"]
+            refuse(workdir, (other, "its result is not that of --results; remove the directory"))
+        else:
             workdir.mkdir(parents=True, exist_ok=True)
             start = {"git": {"commit": line["commit"]}, "devices": [line["device"]]}
             write_json(workdir / STARTS, [start])

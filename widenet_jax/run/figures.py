@@ -144,8 +144,8 @@ def curve_of(
 ) -> tuple[list[int], np.ndarray]:
     """Returns the n steps at which every run has a split's metric, and its values [runs, n]."""
     found = [
-        {r["step"]: r[metric] for r in records if r["split"] == split and r.get(metric) is not None}
-        for records in runs
+        {r["step"]: r[metric] for r in of if r.get("split") == split and r.get(metric) is not None}
+        for of in runs
     ]
     steps = sorted(set(found[0]).intersection(*found))
     return steps, np.array([[of[step] for step in steps] for of in found], float)

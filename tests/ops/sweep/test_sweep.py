@@ -200,6 +200,11 @@ def test_json_is_one_object(tmp_path: Path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert [trial["seed"] for trial in found["trials"]] == [1, 0]
     assert shlex.split(found["best"]["command"])[-1] == "--config.seed=1"
+    for content in ("{", "[]", '{"primary_metric": {"name": "x"}}', '{"primary_metric": 3}'):
+        (tmp_path / trials[0]["trial"] / "result.json").write_text(content)
+        flags = (DIGITS, "--sweep=seed=0,1", f"--workdir={tmp_path}", "--dry_run")
+        told = refused(capsys, main, *flags)
+        assert "/result.json: damaged (" in told and "; remove it and repeat the command" in told
     spread = {"std": pytest.approx(0.1767767), "interval": pytest.approx([-0.963276, 2.213276])}
     assert found["over_seeds"] == [{"seeds": 2, "mean": 0.625} | spread]
 

@@ -290,7 +290,10 @@ def test_a_run_names_the_classes(tmp_path: Path, tokenizer: Tokenizer):
             ("0.0", "2.5", "5.000"),  # STS-B
             "3 classes: '0.0', '2.5', '5.000'\n3 classes are numbers with fractions: scores are",
         ),
-        (("0.5", "nan", "no"), "3 classes: '0.5', 'nan', 'no'\n3 classes in 3 rows"),
+        (
+            ("0.5", "nan", "no"),
+            "3 classes: '0.5', 'nan', 'no'\n'nan' is one of the classes; if it stands",
+        ),
         (map(str, range(20)), "20 classes: '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10'"),
     ):
         rows = [f"a {n}\t{label}" for n, label in enumerate(labels)]

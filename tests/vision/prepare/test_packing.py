@@ -194,10 +194,14 @@ def test_tar_of_one_archive_a_class_and_a_flat_one_with_labels(tmp_path, capsys)
     }
     make_tar(tmp_path / "train.tar", inner)
     make_tar(tmp_path / "val.tar", {"val/V 1.JPEG": photo(31), "V_2.JPEG": photo(32)})
-    labels = write(tmp_path / "labels.txt", "V 1.JPEG n02\nV_2.JPEG n01\nV_2.JPEG  n01\n\n")
+    labels = write(
+        tmp_path / "labels.txt", "V 1.JPEG n02\nV_2.JPEG n01\nV_2.JPEG  n01\n\nfile class\n"
+    )
     splits = [f"--split={name}={tmp_path}/{name}.tar" for name in ("train", "val")]
     out = packed(tmp_path / "out", "tar", *splits, "--labels", labels)
-    assert "1 file left out (.heic 1)" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "1 file left out (.heic 1)" in told
+    assert told.count("1 lines of --labels name no image, such as 'file'") == 1
     assert read_back(out) == (("n01", "n02"), [(1, photo(21)), (0, photo(11))])
     assert read_back(out, "val")[1] == [(1, photo(31)), (0, photo(32))]
 

@@ -10,7 +10,6 @@ DIR/results.csv          and pictures
 """
 
 import fcntl
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +18,7 @@ from etils import epath
 
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError, refusing
-from widenet_jax.files import absolute, check_store, is_remote, lock, require_store
+from widenet_jax.files import absolute, check_store, is_remote, lock, parse_json, require_store
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.sweep.trials import Outcome, Status, Trial
 from widenet_jax.run.metrics import JsonLines
@@ -80,7 +79,16 @@ class Directory:
     def result(self, trial: Trial) -> dict[str, Any] | None:
         """Reads result.json, which a run writes last; None before."""
         file = epath.Path(self.workdir(trial)) / "result.json"
-        return json.loads(file.read_text()) if file.exists() else None
+        if not file.exists():
+            return None
+        advice = "; remove it and repeat the command"
+        with refusing(
+            f"{file}: damaged", ValueError, TypeError, KeyError, AttributeError, advice=advice
+        ):
+            result = parse_json(file.read_text())
+            if metric := result.get("primary_metric"):
+                check_metric(metric["name"], result[f"test_{metric['name']}"])
+        return result
 
     def is_done(self, trial: Trial) -> bool | None:
         """Returns whether the trial has a result; None where this is unknown."""
@@ -107,7 +115,7 @@ class Directory:
     def evaluations(self, trial: Trial) -> list[dict]:
         """Reads the evaluation records so far, in order."""
         records = JsonLines(epath.Path(self.workdir(trial)) / "metrics.jsonl").read()
-        return [record for record in records if record["split"] == "eval"]
+        return [record for record in records if record.get("split") == "eval"]
 
     def last_line(self, trial: Trial) -> str:
         """Reads the last line that the trial printed."""
@@ -169,3 +177,9 @@ def check_finished(trials: Iterable[Trial], directory: Directory) -> None:
                 f"config ({list_changes(changed)}); name a new --workdir, or undo that change to "
                 "see its result"
             )
+
+
+def check_metric(name: str, value: object) -> None:
+    """Raises ValueError unless the value is a number, of an accuracy a share."""
+    if not isinstance(value, int | float) or (name == "accuracy" and not 0 <= value <= 1):
+        raise ValueError(f"test_{name} is {value!r}")

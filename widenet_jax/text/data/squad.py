@@ -200,13 +200,16 @@ def read_questions(file: epath.Path) -> list[Question]:
       BadInputError: the file is damaged.
       BadRowsError: questions have another layout, or answers that do not stand where they should.
     """
-    questions, bad = [], []
+    questions, bad, ids = [], [], set()
     found = _from_parquet(file) if suffix_of(file) == ".parquet" else _from_json(file)
     try:
         for number, (asked, context) in enumerate(found, 1):
             try:
                 questions.append(_question(asked, context))
                 bad += _mistakes(questions[-1], file)
+                if (name := questions[-1].id) in ids:
+                    bad.append(f"{file}: question {name}: an earlier one has this id; change one")
+                ids.add(name)
             except LAYOUT_ERRORS as error:
                 bad.append(_layout_line(file, f"question {number}, ", error))
     except BadInputError:
@@ -253,7 +256,12 @@ def _from_parquet(file: epath.Path) -> Iterator[tuple[Any, Any]]:
 
 def _question(asked: Mapping[str, Any], context: Any) -> Question:
     """Returns a question; raises one of LAYOUT_ERRORS where it has another layout."""
-    answers = () if asked.get("is_impossible") else asked["answers"]
+    impossible = asked.get("is_impossible", False)
+    if type(impossible) is not bool:
+        raise TypeError(f"is_impossible is {impossible!r}; give true or false")
+    if impossible and asked.get("answers"):
+        raise ValueError("is_impossible is true, and there are answers; remove one")
+    answers = () if impossible else asked["answers"]
     if isinstance(answers, dict):  # of parquet: a list for each field
         found = tuple(map(Answer, answers["text"], answers["answer_start"]))
     else:

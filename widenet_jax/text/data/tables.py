@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.corpus import lost_text
-from widenet_jax.corpus.tables import Columns, read_text, shown, trimmed
+from widenet_jax.corpus.tables import Columns, read_lines, shown, trimmed
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import ArraySpec, Example, Transform
 from widenet_jax.data.foreign import example_at
@@ -50,6 +50,7 @@ LAYOUTS = (
 )
 SCORES = "scores"  # `config.data.source` of tables whose labels are numbers, see `scores`
 MAX_CLASSES = 1000  # more distinct labels mean that the column holds something else
+MISSING = {"nan", "na", "n/a", "#n/a", "null", "none", "?"}  # what spreadsheets and pandas write
 NO_LABEL = {"-", "-1"}  # in SNLI and in Hugging Face's test sets, unless they are class names
 
 
@@ -268,11 +269,11 @@ def read_texts(path: str, data: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """
     file = epath.Path(path)
     if suffix_of(file) == LINES:
-        lines = read_text(file).rstrip("\r\n").split("\n")
-        return [(line.rstrip("\r"), None) for line in lines]
+        return [(line, None) for line in read_lines(file)]
     known = ", ".join((*READERS, LINES))
     refuse(file, (suffix_of(file) not in READERS, f"no file of texts; there are {known}"))
     columns = read_columns(file)
+    refuse(file, (not any(map(len, columns.values())), "a table without rows"))
     try:
         text, pair, _ = layout_of(columns, data, file, labelled=False)
     except MissingColumnError as error:
@@ -383,6 +384,9 @@ def doubts(rows: Sequence[Row], class_names: Sequence[str]) -> list[str]:
         scores = "scores are not learned as numbers (configs/glue.py:scores does), each is a class"
         notes.append(f"{len(class_names):,} classes are numbers with fractions: {scores}")
     notes += filter(None, [alike_text(class_names, _plain, " in the table")])
+    if missing := [name for name in class_names if name.lower() in MISSING]:
+        remove = "if it stands for no label, remove the rows that have it"
+        notes.append(f"{shown(missing)} is one of the classes; {remove}")
     if len(class_names) > max(2, len(rows) / 2):
         question = "are these numbers or texts? config.data.label_column"
         notes.append(f"{len(class_names):,} classes in {len(rows):,} rows: {question}")

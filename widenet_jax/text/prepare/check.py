@@ -15,7 +15,7 @@ from widenet_jax.corpus.files import first_bytes
 from widenet_jax.corpus.inputs import files_below
 from widenet_jax.corpus.readers import Input, detect, texts
 from widenet_jax.data.checks import Check, Checked, run_checks
-from widenet_jax.errors import BadInputError, BadRowsError
+from widenet_jax.errors import BadInputError, BadRowsError, refuse
 from widenet_jax.text.data.files import READERS, suffix_of
 from widenet_jax.text.data.scores import describe, scores_of
 from widenet_jax.text.data.squad import read_questions
@@ -128,6 +128,7 @@ class Reading:
         """Reads a table, and notes what may be mistakes in it; returns the number of its rows."""
         scored = self.flags["source"] == SCORES
         rows = read_file(epath.Path(path), self.flags, refuse_empty=True)
+        refuse(path, (not rows, "a table without rows"))
         scores, bad = scores_of(rows) if scored else ((), ())
         if bad:
             raise BadRowsError(bad)

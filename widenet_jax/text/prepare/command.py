@@ -9,7 +9,7 @@ import tqdm
 from widenet_jax.config.parser import Options, not_negative, positive, show
 from widenet_jax.corpus.command import add_command, add_set_command, column_of, report, units_of
 from widenet_jax.errors import BadInputError, check_range
-from widenet_jax.files import absolute, write_text
+from widenet_jax.files import replaceable, write_text
 
 LEAST_LENGTH = 8
 
@@ -57,6 +57,7 @@ def make_tokenizer(options: Options) -> None:
             "--cased is for training; of a file to convert, a tokenizer_config.json beside it says "
             'so: {"do_lower_case": false}'
         )
+    replaceable(options.out, "--out", "a tokenizer", b'"added_tokens"')
     units = units_of({"train": options.inputs}, options)["train"]
     column = column_of(units, options)
     if options.convert:
@@ -75,7 +76,6 @@ def make_tokenizer(options: Options) -> None:
             common |= {n: getattr(options, n) for n in ("normalization", "character_coverage")}
             content = tokenizers.train_sentencepiece(bar, **common)
         tokenizer = Tokenizer(content, "the trained tokenizer")
-    absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, json.dumps(tokenizer.json, ensure_ascii=False, indent=0) + "\n")
     info = {"path": options.out, "vocab_size": tokenizer.vocab_size, "kind": tokenizer.kind}
     text = f"{options.out}: {tokenizer.vocab_size:,} tokens, {tokenizer.kind}"

@@ -185,7 +185,7 @@ def read_tar(options: Options) -> Converted:
         image nor a class with the name of the only folder.
     """
     labels_by_name = _read_labels(options.labels) if options.labels else {}
-    listed = {*labels_by_name.values()}
+    listed, unused = {*labels_by_name.values()}, {*labels_by_name}
     left_out: Counter[str] = Counter()
     folders: Counter[tuple[str, str | None]] = Counter()  # of a class, and of its images
     notes: list[str] = []
@@ -194,6 +194,7 @@ def read_tar(options: Options) -> Converted:
         places, within, lost = Counter(), set(), None
         for member in _wanted(read_archive(path), Counter()):
             name, folder = _class_of(member, labels_by_name), _folder_of(member)
+            unused.discard(Path(member.name).name)
             if options.labels and folder is not None and name not in listed:
                 lost = lost or member
             places[name, folder] += 1
@@ -218,6 +219,8 @@ def read_tar(options: Options) -> Converted:
     classes = {*found.class_names}
     odd = sum(n for (name, folder), n in folders.items() if folder in classes - {name})
     notes += [f"{odd:,} images lie in the folder of another class than --labels names"] * bool(odd)
+    if 0 < len(unused) < len(labels_by_name):  # none is used by a split of class folders
+        notes.append(f"{len(unused):,} lines of --labels name no image, such as {min(unused)!r}")
     return dataclasses.replace(found, left_out=left_out, notes=notes)
 
 
