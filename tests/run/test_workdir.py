@@ -61,8 +61,8 @@ CHANGED = (
 )
 SEEN = "seed: 0 there, 1 here"
 NO_JSON = (
-    "is no JSON object, so it was changed or damaged; restore it from a copy (every checkpoint's "
-    "meta/metadata has one), or name a new --workdir"
+    "is no config of a run, so it was changed or damaged; restore it from a copy (every "
+    "checkpoint's meta/metadata has one), or name a new --workdir"
 )
 WILD = "{} in a name would be taken as a wildcard, and other files be read and written; choose a "
 WILD += "name without it"
@@ -81,7 +81,8 @@ REFUSED = [
     ("", "eval", {}, ": no run there; give the --workdir of a training run"),
     ("thesis.txt", "train", {}, " is a file; name a directory"),
     *((f"{text}/config.json", "train", {}, f"/config.json {NO_JSON}")
-      for text in ('{"seed": 0,', "[]", "3")),
+      for text in ('{"seed": 0,', "[]", "3", "{}", '{"duration": 5}',
+                   '{"duration": "1 epochs", "imports": [3]}')),
     *((f"{name}/x", "train", {}, f": {WILD.format(mark)}")  # Orbax would read what matches
       for name, mark in (("a[1]", "["), ("a*", "*"), ("a?", "?"), ("a\\b", "\\"))),
 ]  # fmt: skip

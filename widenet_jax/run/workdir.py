@@ -111,15 +111,18 @@ def problem_of(workdir: epath.Path, config: ConfigDict, mode: str) -> str:
 
 
 def read_config(workdir: epath.Path) -> dict[str, Any]:
-    """Returns a run's config.json; raises BadInputError where it is no JSON object."""
+    """Returns a run's config.json; raises BadInputError where it is no config of a run."""
     file = workdir / "config.json"
     try:
-        return {**files.parse_json(file.read_text())}
-    except (ValueError, TypeError):
-        raise BadInputError(
-            f"{file} is no JSON object, so it was changed or damaged; restore it from a copy (every"
-            " checkpoint's meta/metadata has one), or name a new --workdir"
-        ) from None
+        config = {**files.parse_json(file.read_text())}
+        if all(isinstance(text, str) for text in (config["duration"], *config.get("imports", ()))):
+            return config
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise BadInputError(
+        f"{file} is no config of a run, so it was changed or damaged; restore it from a copy (every"
+        " checkpoint's meta/metadata has one), or name a new --workdir"
+    )
 
 
 def earlier_config(workdir: epath.Path) -> dict[str, Any] | None:

@@ -4,6 +4,8 @@ import json
 import math
 import shutil
 
+import cv2
+import numpy as np
 import pytest
 from messy_photos import picture, readable, saved, unreadable, write, write_folder
 from preparing import ROOT, error_line, run
@@ -61,6 +63,18 @@ def test_check_counts_the_images_of_each_class(tmp_path, capsys):
     ]
     assert run("check", f"{tmp_path}/stray.png") == 0  # one image has no classes
     assert capsys.readouterr().out.splitlines() == [f"{tmp_path}/stray.png: 1 images; 0 problems"]
+
+
+def test_check_names_images_that_are_almost_black(tmp_path, capsys):
+    """Values of 12 bits in 16 keep 4 bits of 8; a mask has the numbers of classes."""
+    grey = np.linspace(0, 4095, 64).reshape(8, 8).astype(np.uint16)
+    for name, pixels in (("scan", grey), ("mask", np.eye(8, dtype=np.uint8)), ("fine", grey << 4)):
+        (tmp_path / "cat").mkdir(exist_ok=True)
+        cv2.imwrite(str(tmp_path / "cat" / f"{name}.png"), pixels)
+    assert run("check", tmp_path) == 0
+    told = f"{tmp_path}: images without a pixel of 16 or more, of 255: 2 ({tmp_path}/cat/mask.png"
+    names = f", {tmp_path}/cat/scan.png): 12 bits or class numbers? rescale them"
+    assert told + names in capsys.readouterr().out
 
 
 def test_check_says_whether_few_bad_images_are_accepted(tmp_path, capsys):

@@ -23,6 +23,7 @@ from widenet_jax.vision.data.folders import ImageFolder, files_below, read_photo
 from widenet_jax.vision.prepare import archives, arrays, packing
 
 TAR = re.compile(r"\.(tar(\.\w+)?|tgz)$")
+DARK = 16  # 12-bit values in 16 bits decode to less, and so do masks
 LEAST = 5  # images; a class with fewer is named
 
 
@@ -37,8 +38,9 @@ def findings(path: str, options: Options) -> Checked | None:
         if packs or not all(map(_is_image, others)):
             return packs
     same: dict[bytes, list[str]] = {}  # by their hash
+    dark: list[str] = []
     bar = tqdm.tqdm(images, desc="check", unit="image")
-    found = in_threads(lambda file: tried(note_copies, file, same)[1], bar)
+    found = in_threads(lambda file: tried(note_pixels, file, same, dark)[1], bar)
     problems = {file: [line] for file, line in zip(images, found, strict=True) if line}
     notes = [f"{file}: left out ({kind})" for file, kind in left_out.items()]
     notes += [f"{file}: an empty folder" for file in empty]
@@ -48,6 +50,10 @@ def findings(path: str, options: Options) -> Checked | None:
         names = names_text([names_text(files, " = ") for files in copies], "; ")
         told = f"images with copies, which evaluation may get: {len(copies):,} ({names})"
         notes.append(f"{path}: {told}")
+    if dark:
+        told = f"images without a pixel of {DARK} or more, of 255: {len(dark):,}"
+        names = names_text(sorted(dark))
+        notes.append(f"{path}: {told} ({names}): 12 bits or class numbers? rescale them")
     config = load_config("configs/finetune.py")
     train, evaluation = config.data.train_split, config.data.eval_split
     places = [os.path.relpath(file, path).split(os.sep) for file in visible]
@@ -153,10 +159,11 @@ def repair(splits: Sequence[ImageFolder], problems: Collection[str], limit: floa
     return f"{advice}, or leave them: configs/finetune.py skips so few" if splits else advice
 
 
-def note_copies(path: str, same: dict[bytes, list[str]]) -> None:
-    """Decodes an image file, and adds it to those with the same bytes."""
+def note_pixels(path: str, same: dict[bytes, list[str]], dark: list[str]) -> None:
+    """Decodes an image file; adds it to those with the same bytes, and to those almost black."""
     content = read_photo(path)
-    decode(content, path)
+    if decode(content, path).max() < DARK:
+        dark.append(path)
     same.setdefault(hashlib.sha256(content).digest(), []).append(path)
 
 
