@@ -427,7 +427,7 @@ def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys, monk
     result = run_here(tmp_path / "skip", **data)
     err = capsys.readouterr().err
     assert err.count("cat/07.jpg") == err.count("skipped, another takes its place: ") == 1
-    assert "warning: training met images that could not be read 5 times" in err
+    assert "warning: 5 times training met images that could not be read" in err
     assert result["train_bad_examples"] == 5 and "bad_examples" not in result
     counts = [r["bad_examples"] for r in metrics_of(tmp_path / "skip")]
     assert counts[-1] == 5 and counts == sorted(counts)  # 10 steps of 32 are 5 epochs of 64

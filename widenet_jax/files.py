@@ -66,12 +66,13 @@ def replaceable(path: str, flag: str, what: str, *marks: bytes) -> epath.Path:
       marks: one of them is near the beginning of such a content.
 
     Raises:
-      BadInputError: a file is there that holds something else, perhaps the user's data.
+      BadInputError: a directory is there, or a file that holds something else.
     """
     file, content = absolute(path), b""
-    if file.exists() and not file.is_dir():
+    refuse_value(f"{flag}={path}", (file.is_dir(), "is a directory; name a file"))
+    if file.exists():
         with file.open("rb") as there:
-            content = there.read(4096)
+            content = there.read(1 << 20)  # a row may begin with a long text
     other = content and not any(mark in content for mark in marks)
     refuse_value(f"{flag}={path}", (other, f"holds something else than {what}; name another file"))
     file.parent.mkdir(parents=True, exist_ok=True)

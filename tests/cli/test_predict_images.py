@@ -42,16 +42,6 @@ def test_folders_and_patterns(run, photos, capsys):
     assert capsys.readouterr().err == f"{photos}/deep: 1 file left out (.heic 1)\n"
 
 
-@pytest.mark.slow
-def test_an_overlay_replaces_no_image_of_a_folder(run, photos, capsys):
-    before = (photos / "b.png").read_bytes()
-    for images in (photos, f"{photos}/*.png"):
-        assert run([images, f"--overlay={photos}/b.png"]) == 2
-        line = f"--overlay={photos}/b.png would replace an input; name another file"
-        assert capsys.readouterr().err.endswith(f"error: {line}\n")
-    assert (photos / "b.png").read_bytes() == before
-
-
 @pytest.mark.parametrize("bad", [1, 2])
 def test_bad_files_are_named_and_the_others_predicted(run, photos, bad, capsys):
     for i in range(bad):
@@ -81,22 +71,30 @@ def test_tables(run, photos, capsys):
     assert "ends in .csv or .jsonl" in refused(capsys, run, photos, f"--out={photos}/found.xlsx")
 
 
-@pytest.mark.slow
 def test_outputs_replace_nothing_else(run, photos, capsys):
     """What the same command wrote may be replaced."""
     other = photos.parent / "other"
     other.mkdir()
-    for name, content in (("a.csv", "text,label\n"), ("a.jsonl", '{"text": 1}\n'), ("a.png", "x")):
+    for name, content in (
+        ("a.csv", "text,label\n"),
+        ("a.jsonl", '{"text": 1}\n'),
+        ("a.png", "\x89PNG"),
+    ):
         (other / name).write_text(content)
         flag = f"{'--overlay' if name == 'a.png' else '--out'}={other / name}"
         told = refused(capsys, run, photos / "b.png", flag)
         assert f"error: {flag} holds something else than " in told
         assert (other / name).read_text() == content
         (other / name).unlink()
+        assert run([photos / "notes.txt", flag]) == 2 and not (other / name).exists()
         assert run([photos / "b.png", flag]) == run([photos / "b.png", flag]) == 0
         capsys.readouterr()
+    (photos / "x.csv").mkdir()
+    told = refused(capsys, run, photos / "b.png", f"--out={photos}/x.csv")
+    assert f"error: --out={photos}/x.csv is a directory; name a file" in told
 
 
+@pytest.mark.slow
 def test_outputs_are_tried_before_the_work(run, digits_run, photos, capsys):
     """Their folders are made; a set is not even looked for where they cannot be."""
     new = photos.parent / "new"

@@ -13,6 +13,7 @@ from untrained import export_texts
 
 from configs import glue, squad, text_tiny
 from widenet_jax.cli import evaluate, export, predict
+from widenet_jax.files import replaceable
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.text.predict import predict_classes
 from widenet_jax.trained import Trained
@@ -160,11 +161,11 @@ def test_classes_in_a_file(tmp_path: Path):
     rows = [{"text": text, "pair": pair, "top": top} for (text, pair), top in pairs]
     table, lines = tmp_path / "found.csv", tmp_path / "found.jsonl"
     for out in (table, lines):
-        predict.write_predictions(rows, str(out), "texts")
+        predict.write_predictions([{"text": "x" * 5000, "top": tops[0]}], str(out))
+        replaceable(str(out), "--out", "predictions", *predict.MARKS)  # of this command
+        predict.write_predictions(rows, str(out))
     written = 'text,pair,class_1,probability_1\n"a, b",c,no,0.75\nd,é,yes,0.666667\n'
     assert table.read_text() == written
-    predict.write_predictions([], str(table), "texts")
-    assert table.read_text() == "text\n"
     tops[1][0]["probability"] = 0.666667
     assert [json.loads(line) for line in lines.read_text().splitlines()] == rows
 
@@ -244,7 +245,7 @@ def test_files_of_scores(tmp_path: Path):
         ("out.csv", 'file,row,text,score\na.csv,1,"a, b",3.14159\n'),
         ("out.jsonl", '{"file": "a.csv", "row": 1, "text": "a, b", "score": 3.14159}\n'),
     ):
-        predict.write_predictions(rows, str(tmp_path / name), "texts")
+        predict.write_predictions(rows, str(tmp_path / name))
         assert (tmp_path / name).read_text() == content
 
 

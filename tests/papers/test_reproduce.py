@@ -310,7 +310,7 @@ def test_results_outlive_the_runs(stand_in, tmp_path: Path, capsys):
     assert "line 3: damaged (another line has trial" in told
     file.write_text(f"{other}\n")
     told = refused(capsys, main, *flags, f"--workdir={tmp_path / 'a'}")
-    assert told.endswith(": its result is not that of --results; remove the directory\n")
+    assert told.endswith(": its result is not that of --results; name another of the two\n")
 
 
 def test_kept_results_of_other_fields_are_refused(stand_in, tmp_path: Path, capsys):

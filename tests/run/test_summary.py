@@ -35,7 +35,7 @@ def test_the_result_names_the_baseline():
 
 def test_what_was_left_out_is_said_at_the_end():
     result = {"unit": "images", "train_bad_examples": 6, "bad_examples": 2}
-    unread_text = "training met images that could not be read 6 times, and took others; "
+    unread_text = "6 times training met images that could not be read, and took others; "
     assert unread(result) == unread_text + "the evaluation left out 2 images that could not be read"
     assert unread({"unit": "images"}) == ""
     assert result_metrics(METRICS | {"bad_examples": 2}, TASK)["bad_examples"] == 2

@@ -140,8 +140,8 @@ def predict(options: Options) -> None:
         raise error.of_flag(error.name if own else flag.lstrip("-")) from None
     rows, bad = [row for row, _ in result.rows], result.unreadable
     text = "\n".join(line for _, lines in result.rows for line in lines)
-    if options.out:
-        write_predictions(rows, options.out, result.key)
+    if options.out and rows:
+        write_predictions(rows, options.out)
         text = f"{options.out}: {len(rows):,} {result.key}"
     if route and result.pictures:
         pictures = drawable(trained, result.pictures, options.overlay)
@@ -158,11 +158,11 @@ def predict(options: Options) -> None:
     raise_first(bad)
 
 
-def write_predictions(rows: Sequence[dict], out: str, key: str) -> None:
+def write_predictions(rows: Sequence[dict], out: str) -> None:
     """Writes rows of classes, or scores, as JSON lines, or as CSV, with 6 decimals.
 
     The columns of the CSV are the input's (image, or text and pair, of files also file and row),
-    class_1, probability_1, ..., or score; without rows, `key` in the singular.
+    class_1, probability_1, ..., or score.
     """
     if out.endswith(".jsonl"):
         lines = (json.dumps(without_nan(rounded(row)), ensure_ascii=False) for row in rows)
@@ -173,8 +173,7 @@ def write_predictions(rows: Sequence[dict], out: str, key: str) -> None:
             | {f"{n}_{k}": x for k, one in enumerate(row.get("top", ()), 1) for n, x in one.items()}
             for row in map(rounded, rows)
         ]
-        header = [*flat[0]] if flat else [key.removesuffix("s")]
-        content = csv_text([header, *(row.values() for row in flat)])
+        content = csv_text([[*flat[0]], *(row.values() for row in flat)])
     write_bytes(out, content.encode(errors="surrogateescape"))
 
 

@@ -300,7 +300,7 @@ def wrong_types(config: ConfigDict) -> Iterator[str]:
 
 
 def is_plain(value: Any) -> bool:
-    """Returns whether JSON can hold the value of a field that a user's config has added."""
+    """Returns whether a field that a user's config has added may have the value (no dict in it)."""
     if isinstance(value, (tuple, list)):
         return all(map(is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str, ConfigDict))

@@ -22,7 +22,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from widenet_jax.errors import BadInputError, refuse
+from widenet_jax.errors import STOPPED, BadInputError, refuse
 from widenet_jax.files import file_sha256
 
 PACKAGE = Path(__file__).parents[1]
@@ -126,6 +126,8 @@ def errors_of_file(path: str | Path, named_by: str, plain: type | tuple = ()) ->
     try:
         yield
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == STOPPED:
+            raise  # of the launcher, which received SIGTERM
         text = error if isinstance(error, plain) else place_of(error, str(path))
         raise BadInputError(f"{named_by}: {text}") from error
 

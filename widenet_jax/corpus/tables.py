@@ -40,10 +40,9 @@ def read_text(file: epath.Path) -> str:
 
 
 def read_lines(file: epath.Path) -> list[str]:
-    """Reads the lines of a text, which end as on Linux, Windows, or an old Mac; as `read_text`."""
-    text = read_text(file)
-    lines = text.rstrip("\r\n").split("\n" if "\n" in text else "\r")
-    return [line.rstrip("\r") for line in lines]
+    """Reads lines as `read_text`: all end as on Linux or Windows, or all as on an old Mac (CR)."""
+    text = read_text(file).rstrip("\r\n")
+    return [line.rstrip("\r") for line in text.split("\n" if "\n" in text else "\r")]
 
 
 def from_tsv(file: epath.Path) -> Columns:

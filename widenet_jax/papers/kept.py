@@ -42,7 +42,7 @@ def read(path: str, trials: Iterable[Trial]) -> list[dict[str, Any]]:
             name, choices, fields = line["trial"], line["choices_sha256"], of_result(line["fields"])
             metric = line["result"]["primary_metric"]["name"]
             check_metric(metric, line["result"][f"test_{metric}"])
-            [record["step"] for record in line["evaluations"]]
+            [(record["step"], record["split"]) for record in line["evaluations"]]
             if seen.setdefault(name, line) != line:
                 raise ValueError(f"another line has trial {name}; keep one of the two")
         if choices != CHOICES_SHA256:
@@ -71,7 +71,7 @@ def restore(lines: Iterable[dict], trials: Iterable[Trial], directory: Directory
         workdir = epath.Path(directory.workdir(trial))
         if found := directory.result(trial):
             other = found != line["result"]
-            refuse(workdir, (other, "its result is not that of --results; remove the directory"))
+            refuse(workdir, (other, "its result is not that of --results; name another of the two"))
         else:
             workdir.mkdir(parents=True, exist_ok=True)
             start = {"git": {"commit": line["commit"]}, "devices": [line["device"]]}
@@ -114,6 +114,6 @@ def line_of(trial: Trial, directory: Directory) -> dict[str, Any]:
         "commit": (start.get("git") or {}).get("commit"),
         "device": start["devices"][0],
         "result": directory.result(trial),
-        "evaluations": [record for record in records if record["split"] == "eval"],
+        "evaluations": [record for record in records if record.get("split") == "eval"],
         "load": next((r["load"] for r in reversed(records) if "load" in r), None),
     }

@@ -132,7 +132,7 @@ def unread(result: Mapping[str, Any]) -> str:
     """Returns a line about the examples that a run has skipped; "" if all could be read."""
     unit = f"{result['unit']} that could not be read"
     drawn, left_out = (result.get(f"{of}bad_examples", 0) for of in ("train_", ""))
-    lines = [f"training met {unit} {drawn:,} times, and took others"] if drawn else []
+    lines = [f"{drawn:,} times training met {unit}, and took others"] if drawn else []
     lines += [f"the evaluation left out {left_out:,} {unit}"] if left_out else []
     return "; ".join(lines)
 

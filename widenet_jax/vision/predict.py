@@ -67,7 +67,7 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
     """Classifies every image that can be read; see `specs.PredictSpec`.
 
     Raises:
-      BadInputError: no image is found, or the overlay would replace one.
+      BadInputError: no image is found.
     """
     classify = classifier(trained)
     rows, pictures, unreadable = [], [], []
@@ -79,11 +79,6 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
         top = best(classify([{"image": picture}])[0], trained, options.top)
         rows.append(({"image": path, "top": top}, [path, *shares(top, "class")]))
         if options.overlay:
-            both = os.path.exists(options.overlay) and os.path.exists(path)
-            if both and os.path.samefile(path, options.overlay):
-                raise BadInputError(
-                    f"--overlay={options.overlay} would replace an input; name another file"
-                )
             name = os.fsencode(Path(path).name).decode(errors="replace")
             pictures.append((f"{name}\n{top[0]['class']} {top[0]['probability']:.0%}", picture))
     return Predictions("images", rows, pictures, unreadable)

@@ -191,6 +191,18 @@ def test_official_json_and_parquet_have_the_same_questions(tmp_path: Path):
         ]
 
 
+def test_flags_that_say_nothing(tmp_path: Path):
+    """As merged tables have them: null, and no answers in lists by field."""
+    none = {"text": [], "answer_start": []}
+    questions = [
+        asked("a", "who", "Rollo") | {"is_impossible": None},
+        asked("b", "who") | {"is_impossible": True, "answers": none},
+        {"id": "c", "question": "who", "is_impossible": True},
+    ]
+    (tmp_path / "dev.json").write_text(official(*questions))
+    assert [len(found.answers) for found in read_questions(tmp_path / "dev.json")] == [1, 0, 0]
+
+
 NO_TEXT = "not SQuAD's layout.*question 'a': a text is missing"
 
 

@@ -256,16 +256,16 @@ def _from_parquet(file: epath.Path) -> Iterator[tuple[Any, Any]]:
 
 def _question(asked: Mapping[str, Any], context: Any) -> Question:
     """Returns a question; raises one of LAYOUT_ERRORS where it has another layout."""
-    impossible = asked.get("is_impossible", False)
-    if type(impossible) is not bool:
+    impossible = asked.get("is_impossible")
+    if impossible is not None and type(impossible) is not bool:
         raise TypeError(f"is_impossible is {impossible!r}; give true or false")
-    if impossible and asked.get("answers"):
-        raise ValueError("is_impossible is true, and there are answers; remove one")
-    answers = () if impossible else asked["answers"]
+    answers = asked.get("answers", ()) if impossible else asked["answers"]
     if isinstance(answers, dict):  # of parquet: a list for each field
         found = tuple(map(Answer, answers["text"], answers["answer_start"]))
     else:
         found = tuple(Answer(answer["text"], answer["answer_start"]) for answer in answers)
+    if impossible and found:
+        raise ValueError("is_impossible is true, and there are answers; remove one")
     name = str(asked["id"]) if type(asked["id"]) is int else asked["id"]
     question = Question(name, asked["question"], context, found)
     if not all(map(is_text, (*question[:3], *(answer.text for answer in found)))):
