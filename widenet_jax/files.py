@@ -56,14 +56,14 @@ def absolute(path: str) -> epath.Path:
     return epath.Path(path if is_remote(path) else os.path.abspath(os.path.expanduser(path)))
 
 
-def replaceable(path: str, flag: str, what: str, *marks: bytes) -> epath.Path:
-    """Returns the path of an output, as `absolute`, and makes its directory.
+def check_output(path: str, flag: str, what: str, *marks: bytes) -> None:
+    """Makes the directory of a command's output, which may replace an earlier one alone.
 
     Args:
-      path: of the file; what a command wrote there earlier may be replaced.
-      flag: that names the path, for messages.
-      what: the content, for messages.
-      marks: one of them is near the beginning of such a content.
+      path: of the file.
+      flag: the flag with the path, for messages.
+      what: what the command writes, for messages.
+      *marks: one of them is in the first MiB of what it writes.
 
     Raises:
       BadInputError: a directory is there, or a file that holds something else.
@@ -76,7 +76,6 @@ def replaceable(path: str, flag: str, what: str, *marks: bytes) -> epath.Path:
     other = content and not any(mark in content for mark in marks)
     refuse_value(f"{flag}={path}", (other, f"holds something else than {what}; name another file"))
     file.parent.mkdir(parents=True, exist_ok=True)
-    return file
 
 
 def readable(path: str) -> epath.Path:

@@ -13,7 +13,7 @@ from untrained import export_texts
 
 from configs import glue, squad, text_tiny
 from widenet_jax.cli import evaluate, export, predict
-from widenet_jax.files import replaceable
+from widenet_jax.files import check_output
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.text.predict import predict_classes
 from widenet_jax.trained import Trained
@@ -162,7 +162,7 @@ def test_classes_in_a_file(tmp_path: Path):
     table, lines = tmp_path / "found.csv", tmp_path / "found.jsonl"
     for out in (table, lines):
         predict.write_predictions([{"text": "x" * 5000, "top": tops[0]}], str(out))
-        replaceable(str(out), "--out", "predictions", *predict.MARKS)  # of this command
+        check_output(str(out), "--out", "predictions", *predict.MARKS)  # of this command
         predict.write_predictions(rows, str(out))
     written = 'text,pair,class_1,probability_1\n"a, b",c,no,0.75\nd,é,yes,0.666667\n'
     assert table.read_text() == written

@@ -80,7 +80,7 @@ def main(argv: Argv = None) -> int:
 
 
 def evaluate(options: Options) -> None:
-    from widenet_jax.files import absolute, replaceable, replacing, without_nan, write_json
+    from widenet_jax.files import absolute, check_output, replacing, without_nan, write_json
     from widenet_jax.inference.pretrained import open_model
 
     trained = open_model(options.workdir, options.fields, checkpoint=options.checkpoint)
@@ -92,7 +92,7 @@ def evaluate(options: Options) -> None:
         from widenet_jax.inference.classification import HEADER
 
         header = ",".join(HEADER).encode()
-        replaceable(options.predictions, "--predictions", "predictions", header)
+        check_output(options.predictions, "--predictions", "predictions", header)
     if out:  # a mistake here would lose the work
         out.mkdir(parents=True, exist_ok=True)
     work = evaluate_classifier if spec.last_layer else evaluate_task

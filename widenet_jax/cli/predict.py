@@ -38,10 +38,10 @@ from widenet_jax.errors import BadArgumentError, BadInputError, raise_first
 from widenet_jax.files import (
     FIGURE,
     absolute,
+    check_output,
     find_model,
     is_remote,
     read_json,
-    replaceable,
     without_nan,
     write_bytes,
 )
@@ -125,9 +125,9 @@ def predict(options: Options) -> None:
     if options.out and not options.out.endswith(FORMATS):
         raise BadInputError(f"--out={options.out}: give a name that ends in .csv or .jsonl")
     if options.out:  # a mistake would lose the work
-        replaceable(options.out, "--out", "predictions", *MARKS)
+        check_output(options.out, "--out", "predictions", *MARKS)
     if options.overlay:
-        replaceable(options.overlay, "--overlay", "a figure of this project", FIGURE)
+        check_output(options.overlay, "--overlay", "a figure of this project", FIGURE)
     route = None
     if options.overlay:
         from widenet_jax.ops.analysis.image_overlay import draw_overlay, drawable, image_router

@@ -1,6 +1,7 @@
 """The fields of a config with their values, meanings and limits, from the rows of configs/.
 
-A row is (default, meaning), with the least value, the least and the most, or a tuple of all values.
+A row is (default, meaning), perhaps followed by the least value, by the least and the most, or by
+a tuple of all values.
 """
 
 import ast

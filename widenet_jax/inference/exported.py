@@ -3,7 +3,7 @@
 params.safetensors or params.npz   every parameter by path, float32 or float16
 config.json                        the run's configuration
 class_names.json  tokenizer.json   what the model needs of the data, as in the workdir
-export.json                        format version, step, SHA-256 of the parameters, results
+export.json                        format version, step, results, SHA-256 of parameters and model
 README.md                          the model card
 pytorch_model.py                   with safetensors, of image classifiers: the model in PyTorch
 
@@ -220,7 +220,7 @@ def read_exported(directory: epath.Path) -> Stored:
     """Reads an export.
 
     Raises:
-      BadInputError: a file is missing or damaged, or has an unknown format version.
+      BadInputError: a file is missing, damaged or changed, or has an unknown format version.
     """
     record, advice = read_object(directory / EXPORT), "; copy or export it again"
     check_format(record, FORMAT_VERSION, place=directory / EXPORT)
@@ -257,8 +257,9 @@ def read_arrays(path: epath.Path) -> dict[str, np.ndarray]:
         cannot be read because PyTorch is not installed.
     """
     what, advice = f"{path}: cannot be read as {path.suffix[1:]}", "; download or export it again"
-    with refusing(what, *NOT_READABLE, advice=advice), path.open("rb") as file:
-        start = file.read(64).lstrip().lower()
+    with refusing(what, *NOT_READABLE, advice=advice):
+        data = path.read_bytes()
+    start = data[:64].lstrip().lower()
     lfs = "a Git LFS pointer in place of the weights; run `git lfs pull` in its repository"
     page = "a web page in place of the weights; download the file itself"
     pointer = start.startswith(b"version https://git-lfs"), lfs
@@ -268,7 +269,7 @@ def read_arrays(path: epath.Path) -> dict[str, np.ndarray]:
         told = f"torch {torch.__version__} may run code that a file holds; install torch>=2.10"
         refuse(path, (tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10), told))
     with refusing(what, *NOT_READABLE, advice=advice):
-        arrays = READERS[path.suffix](path.read_bytes())
+        arrays = READERS[path.suffix](data)
         return {name: as_float32(array) for name, array in arrays.items()}
 
 

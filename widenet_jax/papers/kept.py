@@ -42,7 +42,8 @@ def read(path: str, trials: Iterable[Trial]) -> list[dict[str, Any]]:
             name, choices, fields = line["trial"], line["choices_sha256"], of_result(line["fields"])
             metric = line["result"]["primary_metric"]["name"]
             check_metric(metric, line["result"][f"test_{metric}"])
-            [(record["step"], record["split"]) for record in line["evaluations"]]
+            if not all({"step", "split"} <= record.keys() for record in line["evaluations"]):
+                raise ValueError("an evaluation without step or split")
             if seen.setdefault(name, line) != line:
                 raise ValueError(f"another line has trial {name}; keep one of the two")
         if choices != CHOICES_SHA256:

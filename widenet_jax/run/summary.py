@@ -131,7 +131,7 @@ def baseline_text(baseline: Baseline) -> str:
 def unread(result: Mapping[str, Any]) -> str:
     """Returns a line about the examples that a run has skipped; "" if all could be read."""
     unit = f"{result['unit']} that could not be read"
-    drawn, left_out = (result.get(f"{of}bad_examples", 0) for of in ("train_", ""))
+    drawn, left_out = result.get("train_bad_examples", 0), result.get("bad_examples", 0)
     lines = [f"{drawn:,} times training met {unit}, and took others"] if drawn else []
     lines += [f"the evaluation left out {left_out:,} {unit}"] if left_out else []
     return "; ".join(lines)

@@ -292,7 +292,7 @@ def test_a_run_names_the_classes(tmp_path: Path, tokenizer: Tokenizer):
         ),
         (
             ("0.5", "nan", "no"),
-            "3 classes: '0.5', 'nan', 'no'\n'nan' is one of the classes; if it stands",
+            "3 classes: '0.5', 'nan', 'no'\nclasses that may be missing labels: 'nan'; ",
         ),
         (map(str, range(20)), "20 classes: '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10'"),
     ):

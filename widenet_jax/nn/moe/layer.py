@@ -104,7 +104,8 @@ class MoeLayer(Module):
         key = self.make_rng("router") if train and self.has_rng("router") else None
         # Eqs. 2 and 5. In float32, whatever `dtype`: rounding would move tokens between experts.
         routing = router(x.astype(jnp.float32), mask, key=key, train=train)
-        if s.router.own_fields is None and not s.router.experts_choose:  # may choose one twice
+        # A user's router may choose one twice.
+        if s.router.own_fields is None and not s.router.experts_choose:
             chosen = slots.distinct(routing.expert_index, s.num_experts)
             routing = routing.replace(expert_index=chosen)
         losses, loss = balance_losses(routing, mask, s.losses)  # eqs. 3, 4, 8

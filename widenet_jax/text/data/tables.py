@@ -385,8 +385,8 @@ def doubts(rows: Sequence[Row], class_names: Sequence[str]) -> list[str]:
         notes.append(f"{len(class_names):,} classes are numbers with fractions: {scores}")
     notes += filter(None, [alike_text(class_names, _plain, " in the table")])
     if missing := [name for name in class_names if name.lower() in MISSING]:
-        remove = "if it stands for no label, remove the rows that have it"
-        notes.append(f"{shown(missing)} is one of the classes; {remove}")
+        remove = "remove the rows of those that stand for no label"
+        notes.append(f"classes that may be missing labels: {shown(missing)}; {remove}")
     if len(class_names) > max(2, len(rows) / 2):
         question = "are these numbers or texts? config.data.label_column"
         notes.append(f"{len(class_names):,} classes in {len(rows):,} rows: {question}")

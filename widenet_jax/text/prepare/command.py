@@ -9,7 +9,7 @@ import tqdm
 from widenet_jax.config.parser import Options, not_negative, positive, show
 from widenet_jax.corpus.command import add_command, add_set_command, column_of, report, units_of
 from widenet_jax.errors import BadInputError, check_range
-from widenet_jax.files import replaceable, write_text
+from widenet_jax.files import check_output, write_text
 
 LEAST_LENGTH = 8
 
@@ -57,7 +57,7 @@ def make_tokenizer(options: Options) -> None:
             "--cased is for training; of a file to convert, a tokenizer_config.json beside it says "
             'so: {"do_lower_case": false}'
         )
-    replaceable(options.out, "--out", "a tokenizer", b'"added_tokens"')
+    check_output(options.out, "--out", "a tokenizer", b'"added_tokens"')
     units = units_of({"train": options.inputs}, options)["train"]
     column = column_of(units, options)
     if options.convert:

@@ -14,7 +14,7 @@ from widenet_jax.data.blocks import augmentation_rng, read, skips
 from widenet_jax.data.contract import Example
 from widenet_jax.data.sources import build_source, overview
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import FIGURE, replaceable
+from widenet_jax.files import FIGURE, check_output
 from widenet_jax.run.figures import save, subplots
 from widenet_jax.vision.data.transforms import build_transforms
 
@@ -29,7 +29,7 @@ def draw_augmentations(config: Any, options: Options) -> None:
     """Draws the `augmentations` to --out, a row for each image below the name of its class."""
     if not options.out:
         raise BadInputError("preview of images needs --out=PNG")
-    replaceable(options.out, "--out", "a figure of this project", FIGURE)
+    check_output(options.out, "--out", "a figure of this project", FIGURE)
     draws, mixes = options.draws or 6, config.augment.mixup_alpha or config.augment.cutmix_alpha
     # Mixing takes the next row, also where a single one is drawn.
     rows = augmentations(config, max(options.num, 2 if mixes else 1), draws, options.seed)
